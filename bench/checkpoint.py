@@ -1,0 +1,40 @@
+"""Checkpoints of a run: written atomically, used again only by the very same run."""
+
+import os
+import pickle
+import sys
+from pathlib import Path
+
+import torch
+
+
+def save(path: str | Path, identity: dict, state: dict) -> None:
+    """Write the state with the identity (options, data, code) of the run that it belongs to."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with open(partial, "wb") as file:
+            torch.save({"identity": identity, "state": state}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def load(path: str | Path, identity: dict) -> dict | None:
+    """The state that `save` stored for this identity; None, with a line on stderr, when there is none that fits."""
+    path = Path(path)
+    if not path.exists():
+        return None
+    try:
+        stored = torch.load(path, weights_only=True)
+    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        print(f"checkpoint {path} cannot be read ({str(error).splitlines()[0]}): starting anew", file=sys.stderr)
+        return None
+    differing = sorted(k for k in stored["identity"].keys() | identity.keys() if stored["identity"].get(k) != identity.get(k))
+    if differing:
+        print(f"checkpoint {path} is of another run ({', '.join(differing)} differ): starting anew", file=sys.stderr)
+        return None
+    return stored["state"]

@@ -1,0 +1,123 @@
+"""The record of a run: one JSON file, written last and atomically, validated when written and when read.
+
+The schema is record.schema.json beside this file. This module imports neither torch nor numpy: figures read records.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from functools import cache
+from pathlib import Path
+
+import jsonschema
+
+from bench.errors import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "numpy", "polars", "numba", "scikit-learn")
+
+
+def write(path: str | Path, record: dict) -> None:
+    """Validate the record and put it in place in one step.
+
+    Raises:
+        UserError: the record does not fit the schema; names the field.
+    """
+    _check(record, path)
+    write_text(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
+
+
+def read(path: str | Path) -> dict:
+    """Read a record and validate it.
+
+    Raises:
+        UserError: no such file, not JSON, or a field that does not fit the schema; names file, field and fault.
+    """
+    try:
+        record = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise UserError(f"cannot read record {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(f"record {path} is not JSON ({error}); delete it and run its step again") from None
+    _check(record, path)
+    return record
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file atomically: readers see the old file or the whole new one."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with open(partial, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the installed packages that a result depends on."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware() -> dict:
+    """CPU model, usable cores, memory in GiB and GPU names of this machine."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_GiB": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "gpus": _gpu_names(),
+    }
+
+
+@cache
+def source_hash() -> str:
+    """sha256 over the Python sources of dmt/, baselines/ and bench/: the code that a result came from."""
+    digest = hashlib.sha256()
+    for package in ("dmt", "baselines", "bench"):
+        for file in sorted((ROOT / package).rglob("*.py")):
+            digest.update(f"{file.relative_to(ROOT)}\0".encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def _validator() -> jsonschema.Draft202012Validator:
+    schema = json.loads(Path(__file__).with_name("record.schema.json").read_text())
+    return jsonschema.Draft202012Validator(schema)
+
+
+def _check(record: dict, path: str | Path) -> None:
+    error = jsonschema.exceptions.best_match(_validator().iter_errors(record))
+    if error is not None:
+        field = ".".join(str(part) for part in error.absolute_path) or "record"
+        raise UserError(f"record {path} does not fit its schema at {field}: {error.message[:300]}")
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _gpu_names() -> list[str]:
+    torch = sys.modules.get("torch")  # asked only where the run has loaded it
+    if torch is None or not torch.cuda.is_available():
+        return []
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

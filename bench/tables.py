@@ -1,0 +1,137 @@
+"""Embedding tables for training on one CPU: TorchRec's EmbeddingBagCollection with Adam inside the backward pass.
+
+FBGEMM's fused CPU optimizers do not include Adam, and torch.optim.SparseAdam sorts every id of every batch. Here the
+gradient of each row is summed and applied in one walk over the batch. The result is that of torch.optim.SparseAdam
+(Kingma & Ba 2015, algorithm 1, with moments of untouched rows left alone).
+
+B batch, F features, N embedding dim, R rows of all tables together.
+"""
+
+import numba
+import numpy as np
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor, KeyedTensor
+
+from bench.workers import split_range
+
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # torch.optim.Adam's defaults
+
+
+@numba.njit(nogil=True, cache=True, fastmath={"contract"})
+def _adam_rows(ids_FB, grad_BFN, first, last, slot_R, weight_RN, m_RN, v_RN, step_size, correction2):
+    """Sum the gradients of each row that features [first, last) touch, then update those rows once.
+
+    slot_R is -1 everywhere on entry and on exit. Features of different calls own different rows, so calls run at once.
+    """
+    batch, dim = ids_FB.shape[1], weight_RN.shape[1]
+    rows = np.empty((last - first) * batch, np.int64)
+    total = np.empty(((last - first) * batch, dim), np.float32)
+    used = 0
+    for f in range(first, last):
+        for b in range(batch):
+            row = ids_FB[f, b]
+            slot = slot_R[row]
+            if slot < 0:
+                slot = used
+                slot_R[row] = slot
+                rows[slot] = row
+                used += 1
+                for n in range(dim):
+                    total[slot, n] = grad_BFN[b, f, n]
+            else:
+                for n in range(dim):
+                    total[slot, n] += grad_BFN[b, f, n]
+    for slot in range(used):
+        row = rows[slot]
+        slot_R[row] = -1
+        for n in range(dim):
+            g = total[slot, n]
+            m = m_RN[row, n] + (g - m_RN[row, n]) * np.float32(1 - BETA1)
+            v = v_RN[row, n] + (g * g - v_RN[row, n]) * np.float32(1 - BETA2)
+            m_RN[row, n] = m
+            v_RN[row, n] = v
+            weight_RN[row, n] -= step_size * m / (np.sqrt(v) * correction2 + np.float32(EPS))
+
+
+class _Lookup(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, weight_RN, ids_FB, tables):
+        ctx.ids_FB, ctx.tables = ids_FB, tables
+        return torch.nn.functional.embedding(ids_FB.t(), weight_RN)  # (B, F, N)
+
+    @staticmethod
+    def backward(ctx, grad_BFN):
+        ctx.tables._apply_gradient(ctx.ids_FB, grad_BFN)
+        return None, None, None
+
+
+class AdamTables(nn.Module):
+    """Takes the place of an EmbeddingBagCollection whose bags hold one id each; trains itself in backward.
+
+    Names and values of the parameters are those of the collection it is made from. Set `learning_rate` before each
+    backward pass.
+
+    Raises:
+        ValueError: tables of different dimensions, a table shared by features, or mean pooling aside from one id a bag.
+    """
+
+    def __init__(self, collection: EmbeddingBagCollection) -> None:
+        super().__init__()
+        configs = collection.embedding_bag_configs()
+        if len({c.embedding_dim for c in configs}) != 1:
+            raise ValueError("AdamTables needs tables of one embedding dimension")
+        if any(len(c.feature_names) != 1 for c in configs):
+            raise ValueError("AdamTables needs one feature a table")
+        self._configs = configs
+        self._keys = [c.feature_names[0] for c in configs]
+        self._dims = [c.embedding_dim for c in configs]
+        rows = [c.num_embeddings for c in configs]
+        self._first_row_F1 = torch.tensor([0, *rows]).cumsum(0)[:-1, None]
+        self.embedding_bags = collection.embedding_bags
+        # Each table becomes a view of one tensor: one gather serves all, and the names in state_dict stay.
+        weight_RN = torch.cat([self.embedding_bags[c.name].weight.detach() for c in configs])
+        for config, view in zip(configs, weight_RN.split(rows), strict=True):
+            self.embedding_bags[config.name].weight = nn.Parameter(view)
+        self._weight_RN = weight_RN.requires_grad_()
+        self.register_buffer("exp_avg", torch.zeros_like(weight_RN))
+        self.register_buffer("exp_avg_sq", torch.zeros_like(weight_RN))
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        self._slot_R = np.full(sum(rows), -1, np.int32)
+        self.learning_rate = 0.0
+
+    def embedding_bag_configs(self):
+        return self._configs
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """(F, B) ids, one a bag -> KeyedTensor of (B, F * N)."""
+        keys = features.keys()
+        ids_FB = features.values().view(len(keys), -1)
+        if keys != self._keys:
+            ids_FB = ids_FB[[keys.index(key) for key in self._keys]]
+        out_BFN = _Lookup.apply(self._weight_RN, ids_FB + self._first_row_F1, self)
+        return KeyedTensor(self._keys, self._dims, out_BFN.flatten(1))
+
+    def _apply_gradient(self, ids_FB: torch.Tensor, grad_BFN: torch.Tensor) -> None:
+        self.step += 1
+        step = int(self.step)
+        arrays = [x.detach().numpy() for x in (self._weight_RN, self.exp_avg, self.exp_avg_sq)]
+        step_size = np.float32(self.learning_rate / (1 - BETA1**step))
+        correction2 = np.float32((1 - BETA2**step) ** -0.5)
+        ids_FB, grad_BFN = ids_FB.numpy(), grad_BFN.contiguous().numpy()
+
+        def update(first: int, last: int) -> None:
+            _adam_rows(ids_FB, grad_BFN, first, last, self._slot_R, *arrays, step_size, correction2)
+
+        split_range(len(ids_FB), update)
+
+
+def use_adam_tables(model: nn.Module) -> list[AdamTables]:
+    """Swap every EmbeddingBagCollection in the model for AdamTables, in place; returns them."""
+    made = []
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, EmbeddingBagCollection):
+                made.append(AdamTables(child))
+                setattr(parent, name, made[-1])
+    return made

@@ -1,0 +1,223 @@
+"""Train one model for one pass over a prepared data set, evaluate it, and write the run's record.
+
+    python -m bench.train --data results/laptop/data --model dmt_dlrm --towers 8 --embedding-dim 16 --seed 0 \
+        --out results/laptop/runs/dmt_dlrm-T8-s0.json
+
+Adam with linear warm-up and linear decay to zero; everything that is random follows from --seed. With --checkpoint a
+killed run goes on from its last checkpoint and ends, on the same CPU, with the same numbers bit for bit.
+
+B batch, F sparse features, N embedding dim.
+"""
+
+import argparse
+import datetime
+import math
+import os
+import shlex
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+import baselines
+from baselines.spec import ModelSpec
+from bench import checkpoint, complexity, evaluate, record
+from bench.batch import one_id_a_bag, tables
+from bench.data.reader import DataSet, open_dataset
+from bench.errors import UserError, cli
+from bench.step import NotFiniteLoss, TrainStep
+
+
+class Diverged(ArithmeticError):
+    """The loss is NaN or infinite; the message says at which step and rows."""
+
+
+@dataclass
+class Progress:
+    """What a pass over the training split has done so far; stored in each checkpoint."""
+
+    step: int = 0
+    rows: int = 0
+    loss_sum: float = 0.0  # nats, over rows, each scored before it is learned from
+    seconds: float = 0.0  # in the training loop, reading included
+
+
+def learning_rate(step: int, steps: int, peak: float, warmup: float) -> float:
+    """Rate of step 0..steps-1: up to the peak over the first `warmup` share of the steps, then linearly towards 0."""
+    up = max(1, round(warmup * steps))
+    return peak * min((step + 1) / up, (steps - step) / max(1, steps - up))
+
+
+def train(model: nn.Module, data: DataSet, args: argparse.Namespace, identity: dict) -> Progress:
+    """One pass over the training split, in place; resumes from args.checkpoint where there is one that fits.
+
+    Raises:
+        Diverged: a loss that is not finite. The batch's update is not applied.
+    """
+    learn = TrainStep(model)
+    rows, steps = data.rows("train"), math.ceil(data.rows("train") / args.batch_size)
+    progress = Progress()
+    state = checkpoint.load(args.checkpoint, identity) if args.checkpoint else None
+    if state:
+        learn.load_state_dict(state["learn"])
+        progress = Progress(**state["progress"])
+        print(f"resuming at step {progress.step} of {steps}", file=sys.stderr)
+
+    model.train()
+    bar = tqdm(total=rows, initial=progress.rows, desc=f"train {args.model}", unit="row", unit_scale=True)
+    started, seconds_before = time.perf_counter(), progress.seconds
+    for batch in data.batches("train", args.batch_size, seed=args.seed, start_step=progress.step):
+        rate = learning_rate(progress.step, steps, args.learning_rate, args.warmup)
+        try:
+            loss = learn(batch.dense, one_id_a_bag(data.sparse_names, batch.sparse), batch.label, rate)
+        except NotFiniteLoss as error:
+            last = progress.rows + len(batch.label) - 1
+            raise Diverged(f"{error} at step {progress.step} of {steps}, training rows {progress.rows} to {last}") from None
+
+        progress.step += 1
+        progress.rows += len(batch.label)
+        progress.loss_sum += loss * len(batch.label)
+        progress.seconds = seconds_before + time.perf_counter() - started
+        bar.update(len(batch.label))
+        if progress.step % 20 == 0 or progress.step == steps:
+            bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
+        if args.checkpoint and progress.step % args.checkpoint_every == 0:
+            checkpoint.save(args.checkpoint, identity, {"learn": learn.state_dict(), "progress": asdict(progress)})
+    bar.close()
+    return progress
+
+
+def run(args: argparse.Namespace) -> dict:
+    """Train and evaluate as the arguments say; the record of the run, whatever its status."""
+    started, clock = datetime.datetime.now(datetime.UTC), time.perf_counter()
+    torch.set_num_threads(args.threads)
+    data = open_dataset(args.data)
+    try:
+        spec = replace(ModelSpec.from_args(args), dense_features=len(data.dense_names))
+        complexity_part = complexity.measure(spec, data.cardinalities)
+        torch.manual_seed(args.seed)
+        model = baselines.build(spec, tables(data.sparse_names, data.cardinalities, spec.embedding_dim))
+    except ValueError as error:
+        raise UserError(f"cannot build {args.model}: {error}") from None
+    if hasattr(model, "start_from"):
+        train_split = data.manifest["splits"]["train"]
+        model.start_from(train_split["positives"] / train_split["rows"])
+
+    settings = ("seed", "batch_size", "learning_rate", "warmup", "threads")
+    options = {**asdict(spec), **{name: getattr(args, name) for name in settings}}
+    identity = {**options, "split_hash": data.manifest["split_hash"], "source_hash": record.source_hash()}
+    status, reason, accuracy = "ok", None, None
+    try:
+        progress = train(model, data, args, identity)
+        scores = {
+            split: evaluate.metrics(*evaluate.predict(model, data, split, args.batch_size))
+            for split in ("validation", "test")
+        }
+        accuracy = {
+            **scores,
+            "train_samples": progress.rows,
+            "train_steps": progress.step,
+            "samples_per_s": progress.rows / progress.seconds,
+            "progressive_logloss": progress.loss_sum / progress.rows,
+        }
+    except (Diverged, evaluate.NotFinite) as error:
+        status, reason = "diverged", str(error)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "can't allocate memory" not in str(error):
+            raise
+        status, reason = "oom", str(error).splitlines()[0][:300] or "out of memory"
+
+    splits, generator = data.manifest["splits"], data.manifest["generator"]
+    partition = getattr(model, "partition", None)
+    return {
+        "format": 1,
+        "kind": "accuracy",
+        "provenance": "measured",
+        "study": args.study,
+        "run": Path(args.out).stem,
+        "model": spec.model,
+        "towers": spec.towers,
+        "tower_dim": getattr(model, "tower_dim", None),
+        "compression_ratio": float(getattr(model, "compression_ratio", 1.0)),
+        "partition": {"name": args.partition if partition else "none", "groups": partition and [list(g) for g in partition]},
+        "seed": args.seed,
+        "topology": {"ranks": 1, "ranks_per_host": 1, "hosts": 1, "link": "none"},
+        "data": {
+            "name": data.manifest["name"],
+            "split_hash": data.manifest["split_hash"],
+            **{f"{split}_rows": splits[split]["rows"] for split in ("train", "validation", "test")},
+            "auc_ceiling": generator and generator["auc_ceiling"]["test"],
+        },
+        "command": shlex.join(["python", "-m", "bench.train", *sys.argv[1:]]),
+        "options": options,
+        "versions": record.versions(),
+        "hardware": record.hardware(),
+        "source_hash": record.source_hash(),
+        "started": started.isoformat(timespec="seconds"),
+        "wall_s": round(time.perf_counter() - clock, 3),
+        "status": status,
+        "reason": reason,
+        "accuracy": accuracy,
+        "complexity": {**complexity_part, "sizes": "study"},
+    }
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.train", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--data", required=True, help="folder of a prepared data set (python -m bench.data.prepare)")
+    parser.add_argument("--out", required=True, help="the record to write, a .json file named after the run")
+    parser.add_argument("--study", default="none", help="name of the study that the run belongs to")
+    ModelSpec.add_arguments(parser)
+    parser.add_argument("--seed", type=int, default=0, help="of weights and of the order of training rows")
+    parser.add_argument("--batch-size", type=_positive(int), default=4096, help="rows a step (default %(default)s)")
+    parser.add_argument("--learning-rate", type=_positive(float), default=1e-3, help="Adam's peak rate (default %(default)s)")
+    parser.add_argument("--warmup", type=_share, default=0.1, help="share of the steps that warm up (default %(default)s)")
+    parser.add_argument("--checkpoint", help="file to resume from and to save to; removed when the record is written")
+    parser.add_argument("--checkpoint-every", type=_positive(int), default=500, help="steps (default %(default)s)")
+    parser.add_argument("--threads", type=_positive(int), default=_cores(), help="CPU threads (default: all cores)")
+    return parser.parse_args(argv)
+
+
+def main() -> int:
+    args = parse()
+    result = run(args)
+    record.write(args.out, result)
+    if args.checkpoint:
+        Path(args.checkpoint).unlink(missing_ok=True)
+    if result["status"] == "ok":
+        test = result["accuracy"]["test"]
+        auc = f"{test['auc']:.5f}" if test["auc"] is not None else f"undefined ({test['auc_reason']})"
+        print(f"{result['run']}: test AUC {auc}, logloss {test['logloss']:.5f}, {test['evaluated']} rows -> {args.out}")
+    else:
+        print(f"{result['run']}: {result['status']}: {result['reason']} -> {args.out}")
+    return 0
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def _positive(kind: type):
+    def convert(text: str):
+        value = kind(text)
+        if not 0 < value < math.inf:
+            raise argparse.ArgumentTypeError(f"must be positive, got {text}")
+        return value
+
+    convert.__name__ = kind.__name__  # argparse names it in its messages
+    return convert
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"must be between 0 and 1, got {text}")
+    return value
+
+
+if __name__ == "__main__":
+    cli(main)
