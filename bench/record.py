@@ -26,7 +26,7 @@ def write(path: str | Path, record: dict) -> None:
     Raises:
         UserError: the record does not fit the schema; names the field.
     """
-    _check(record, path)
+    check(record, path)
     write_text(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
@@ -42,7 +42,7 @@ def read(path: str | Path) -> dict:
         raise UserError(f"cannot read record {path}: {error.strerror}") from None
     except ValueError as error:
         raise UserError(f"record {path} is not JSON ({error}); delete it and run its step again") from None
-    _check(record, path)
+    check(record, path)
     return record
 
 
@@ -99,7 +99,8 @@ def _validator() -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(schema)
 
 
-def _check(record: dict, path: str | Path) -> None:
+def check(record: dict, path: str | Path) -> None:
+    """Raise UserError, naming the field, when the record of this path does not fit the schema."""
     error = jsonschema.exceptions.best_match(_validator().iter_errors(record))
     if error is not None:
         field = ".".join(str(part) for part in error.absolute_path) or "record"

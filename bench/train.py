@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> dict:
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "can't allocate memory" not in str(error):
             raise
-        status, reason = "oom", str(error).splitlines()[0][:300] or "out of memory"
+        status, reason = "oom", str(error).partition("\n")[0][:300] or "out of memory"
 
     splits, generator = data.manifest["splits"], data.manifest["generator"]
     partition = getattr(model, "partition", None)

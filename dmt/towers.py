@@ -1,0 +1,135 @@
+"""Towers on one device: which feature belongs to which tower, and the lookup with a module for each tower.
+
+B batch, F features, T towers, F_t features of tower t, N embedding dim, I_t and O_t numbers a sample into and out of
+tower t's module (I_t = F_t * N where all tables have one dimension).
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor
+from torchrec.modules.embedding_modules import get_embedding_names_by_table
+
+from dmt.modules import PassThrough
+
+Partition = tuple[tuple[int, ...], ...]
+
+
+def naive_partition(features: int, towers: int) -> Partition:
+    """Feature i to tower i % T (paper, section 4: naive assignment); sizes differ by at most one.
+
+    Raises:
+        ValueError: no tower, or more towers than features (a tower cannot be empty).
+    """
+    if towers < 1:
+        raise ValueError(f"there must be at least one tower, not {towers}")
+    if towers > features:
+        raise ValueError(f"{towers} towers need at least {towers} features, and there are {features}: use fewer towers")
+    return tuple(tuple(range(tower, features, towers)) for tower in range(towers))
+
+
+def check_partition(partition: Sequence[Sequence[int]], features: int) -> None:
+    """Check that each of the `features` features is in exactly one tower and that no tower is empty.
+
+    Raises:
+        ValueError: names the tower and the feature at fault.
+    """
+    tower_of: dict[int, int] = {}
+    for tower, group in enumerate(partition):
+        if len(group) == 0:
+            raise ValueError(f"tower {tower} of the partition is empty: give it a feature or leave it out")
+        for feature in group:
+            if not 0 <= feature < features:
+                raise ValueError(f"tower {tower} holds feature {feature}: feature indices go from 0 to {features - 1}")
+            if feature in tower_of:
+                raise ValueError(f"feature {feature} is in tower {tower_of[feature]} and again in tower {tower}")
+            tower_of[feature] = tower
+    missing = [feature for feature in range(features) if feature not in tower_of]
+    if missing:
+        raise ValueError(f"features {missing} are in no tower: each feature belongs to exactly one")
+
+
+class TowerEmbedding(nn.Module):
+    """Embedding tables in towers: look up all tables, then let each tower's module see its own features only.
+
+    Like an EmbeddingBagCollection it takes a KeyedJaggedTensor and returns a KeyedTensor. Its values are the outputs of
+    the towers, tower by tower; inside a tower, features come in the order of the partition. A pass-through tower keeps
+    a key for each of its embeddings, any other tower t has the one key `tower_t`. So a TowerEmbedding of pass-through
+    towers alone gives, under each name, what the EmbeddingBagCollection of the same tables gives, and takes its place
+    in TorchRec models, which read embeddings by name: that is the single-device form of SPTT. Weights carry over with
+    `embedding_bag_collection.` put before the names in the collection's state_dict.
+
+    Args:
+        tables: one for each feature, in feature order; a table with several features moves as one.
+        partition: indices into `tables` for each tower.
+        towers: one module for each tower, (B, I_t) -> (B, O_t), with attributes in_features = I_t, out_features = O_t.
+        device: of the tables ("meta" allocates nothing).
+
+    Raises:
+        ValueError: a partition at fault, as many modules as towers not given, or a module of the wrong width.
+
+    Example (two features in one tower, one in the other)::
+
+        tables = [EmbeddingBagConfig(name=f"t{i}", embedding_dim=8, num_embeddings=10, feature_names=[f"f{i}"])
+                  for i in range(3)]
+        towers = TowerEmbedding(tables, ((0, 2), (1,)), [nn_module_16_to_4, PassThrough(8)])
+        towers(kjt).to_dict()  # {"tower_0": (B, 4), "f1": (B, 8)}
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingBagConfig],
+        partition: Sequence[Sequence[int]],
+        towers: Iterable[nn.Module],
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        check_partition(partition, len(tables))
+        self.partition: Partition = tuple(tuple(group) for group in partition)
+        self.towers = nn.ModuleList(towers)
+        if len(self.towers) != len(self.partition):
+            raise ValueError(f"{len(self.partition)} towers need as many tower modules, not {len(self.towers)}")
+
+        # Tables stand tower by tower, so that a tower's features are neighbours in the lookup's output.
+        self._tables = list(tables)
+        tower_order = [tables[feature] for group in self.partition for feature in group]
+        self.embedding_bag_collection = EmbeddingBagCollection(tables=tower_order, device=device)
+
+        names = dict(zip([table.name for table in tower_order], get_embedding_names_by_table(tower_order), strict=True))
+        self._in_features: list[int] = []
+        self._keys: list[str] = []
+        self._length_per_key: list[int] = []
+        for tower, (group, module) in enumerate(zip(self.partition, self.towers, strict=True)):
+            embeddings = [(name, tables[i].embedding_dim) for i in group for name in names[tables[i].name]]
+            in_features = sum(dim for _, dim in embeddings)
+            if module.in_features != in_features:
+                raise ValueError(
+                    f"the module of tower {tower} takes {module.in_features} numbers a sample, "
+                    f"and the embeddings of features {list(group)} are {in_features}"
+                )
+            self._in_features.append(in_features)
+            keys = embeddings if isinstance(module, PassThrough) else [(f"tower_{tower}", module.out_features)]
+            self._keys += [name for name, _ in keys]
+            self._length_per_key += [length for _, length in keys]
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Ids of all features, keys in any order -> KeyedTensor with values (B, sum of O_t)."""
+        embeddings = self.embedding_bag_collection(features).values()  # (B, sum of I_t)
+        tower_inputs = embeddings.split(self._in_features, dim=1)  # T x (B, I_t)
+        outputs = [tower(x) for tower, x in zip(self.towers, tower_inputs, strict=True)]  # T x (B, O_t)
+        return KeyedTensor(self._keys, self._length_per_key, torch.cat(outputs, dim=1))
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """Tables in feature order, as given. TorchRec's models ask for them to know which name to read when."""
+        return self._tables
+
+    @property
+    def out_features(self) -> list[int]:
+        """O_t of each tower."""
+        return [tower.out_features for tower in self.towers]
+
+    @property
+    def compression_ratio(self) -> float:
+        """Bytes into the tower modules / bytes out of them (the paper's CR as its tables use it)."""
+        return sum(self._in_features) / sum(self.out_features)

@@ -1,0 +1,141 @@
+"""AdamTables against torch's own Adam, and against TorchRec's EmbeddingBagCollection."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+
+from bench.batch import one_id_a_bag, tables
+from bench.tables import AdamTables, use_adam_tables
+
+NAMES = ["a", "b", "c"]
+
+
+def collection(rows, dim=4):
+    return EmbeddingBagCollection(tables(NAMES[: len(rows)], rows, dim))
+
+
+def threads(count):
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    return before
+
+
+@given(
+    rows=st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    dim=st.integers(1, 17),
+    batch=st.integers(1, 20),
+    workers=st.integers(1, 3),
+    seed=st.integers(0, 9),
+)
+def test_lookup_equals_torchrec_and_update_equals_adam_of_seen_rows(rows, dim, batch, workers, seed):
+    """Several steps equal torch.optim.Adam whose state of rows not in the batch is put back after each step."""
+    torch.manual_seed(seed)
+    flat = collection(rows, dim)
+    ours = AdamTables(copy.deepcopy(flat))
+    parameters = [flat.embedding_bags[f"t_{n}"].weight for n in NAMES[: len(rows)]]
+    reference = torch.optim.Adam(parameters, lr=1e-2)
+    before = threads(workers)
+    for step in range(1, 4):
+        ids_BF = torch.stack([torch.randint(r, (batch,)) for r in rows], 1)
+        features = one_id_a_bag(NAMES[: len(rows)], ids_BF)
+        weight = torch.randn(batch, dim * len(rows))
+        reference.zero_grad()
+        expected = flat(features)
+        found = ours(features)
+        assert found.keys() == expected.keys()
+        torch.testing.assert_close(found.values(), expected.values(), rtol=0, atol=2e-6)
+        (expected.values() * weight).sum().backward()
+        kept = [(p.detach().clone(), {k: v.clone() for k, v in reference.state[p].items()}) for p in parameters]
+        reference.step()
+        for f, p in enumerate(parameters):
+            unseen = ~torch.isin(torch.arange(rows[f]), ids_BF[:, f])
+            old, state = kept[f]
+            p.data[unseen] = old[unseen]
+            for name in ("exp_avg", "exp_avg_sq"):
+                reference.state[p][name][unseen] = state[name][unseen] if state else 0.0
+        ours.learning_rate = 1e-2
+        (found.values() * weight).sum().backward()
+        assert int(ours.step_count) == step
+    threads(before)
+    for name, p in zip(NAMES, parameters, strict=False):
+        torch.testing.assert_close(ours.embedding_bags[f"t_{name}"].weight, p, rtol=1e-4, atol=2e-6)
+
+
+def test_any_key_order_gives_the_same_columns():
+    torch.manual_seed(0)
+    ours = AdamTables(collection([5, 6, 7]))
+    ids_BF = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    swapped = one_id_a_bag(["c", "a", "b"], ids_BF[:, [2, 0, 1]])
+    assert torch.equal(ours(one_id_a_bag(NAMES, ids_BF)).values(), ours(swapped).values())
+
+
+def test_result_does_not_depend_on_the_number_of_threads():
+    results = []
+    for workers in (1, 3):
+        torch.manual_seed(0)
+        ours = AdamTables(collection([50, 60, 70]))
+        ours.learning_rate = 0.1
+        features = one_id_a_bag(NAMES, torch.randint(50, (500, 3)))
+        before = threads(workers)
+        (ours(features).values() * torch.randn(500, 12)).sum().backward()
+        threads(before)
+        results.append(torch.cat([p.detach() for p in ours.parameters()]))
+    assert torch.equal(*results)
+
+
+def test_names_and_values_are_those_of_the_collection_and_survive_a_checkpoint():
+    torch.manual_seed(0)
+    flat = collection([5, 6, 7])
+    stored = copy.deepcopy(flat.state_dict())
+    model = nn.Sequential(flat)
+    (ours,) = use_adam_tables(model)
+    assert model[0] is ours
+    for name, value in stored.items():
+        assert torch.equal(ours.state_dict()[name], value), name
+    ours.learning_rate = 0.1
+    features = one_id_a_bag(NAMES, torch.tensor([[1, 2, 3]]))
+    ours(features).values().sum().backward()
+    other = AdamTables(collection([5, 6, 7]))
+    other.load_state_dict(ours.state_dict())
+    assert torch.equal(other(features).values(), ours(features).values())
+    for tables_ in (ours, other):  # moments and step travel too: the next step is the same
+        tables_.learning_rate = 0.1
+        tables_(features).values().sum().backward()
+    assert torch.equal(other(features).values(), ours(features).values())
+
+
+def test_tables_that_it_cannot_hold_are_refused():
+    mixed = [
+        EmbeddingBagConfig(name="t_a", embedding_dim=4, num_embeddings=3, feature_names=["a"]),
+        EmbeddingBagConfig(name="t_b", embedding_dim=8, num_embeddings=3, feature_names=["b"]),
+    ]
+    with pytest.raises(ValueError, match="one embedding dimension"):
+        AdamTables(EmbeddingBagCollection(mixed))
+    shared = [EmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=3, feature_names=["a", "b"])]
+    with pytest.raises(ValueError, match="one feature a table"):
+        AdamTables(EmbeddingBagCollection(shared))
+
+
+def test_bags_of_more_than_one_id_are_refused():
+    from torchrec import KeyedJaggedTensor
+
+    ours = AdamTables(collection([5, 6]))
+    two = KeyedJaggedTensor(keys=["a", "b"], values=torch.tensor([1, 2, 3]), lengths=torch.tensor([2, 1]))
+    with pytest.raises(ValueError, match="one id a bag"):
+        ours(two)
+    skewed = KeyedJaggedTensor(keys=["a", "b"], values=torch.tensor([1, 2]), lengths=torch.tensor([2, 0]))
+    with pytest.raises(ValueError, match="one id a bag"):
+        ours(skewed)
+
+
+def test_an_id_out_of_range_is_an_error_and_not_another_tables_row():
+    ours = AdamTables(collection([5, 6]))
+    with pytest.raises(ValueError, match=r"feature 'a'.*id 5.*5 rows"):
+        ours(one_id_a_bag(["a", "b"], torch.tensor([[5, 0]])))
+    assert np.all(ours._slot_R == -1)

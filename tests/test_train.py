@@ -1,0 +1,198 @@
+"""bench.train: reproducible, resumable, honest about runs that fail."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from bench import checkpoint, record, train
+from bench.errors import UserError
+
+SIZES = ["--embedding-dim", "4", "--bottom", "8", "--over", "8", "--small-over", "8", "--batch-size", "256"]
+SIZES += ["--learning-rate", "0.01", "--threads", "1"]
+
+
+def run_step(*command, **kwargs):
+    return subprocess.run([sys.executable, "-m", *command], cwd=record.ROOT, capture_output=True, text=True, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A prepared data set of 8,000 generated rows."""
+    folder = tmp_path_factory.mktemp("data")
+    raw = folder / "rows.tsv"
+    for command in (
+        ["bench.data.generate", "--rows", "8000", "--seed", "3", "--out", str(raw)],
+        ["bench.data.prepare", "--input", str(raw), "--out", str(folder / "data"), "--shard-rows", "1500"],
+    ):
+        done = run_step(*command)
+        assert done.returncode == 0, done.stderr
+    return folder / "data"
+
+
+def arguments(data, out, *more):
+    return ["--data", str(data), "--out", str(out), "--study", "test", *SIZES, *more]
+
+
+def train_here(data, out, *more):
+    args = train.parse(arguments(data, out, *more))
+    result = train.run(args)
+    record.write(out, result)
+    return result
+
+
+def scores(result):
+    """What must be equal between equal runs: all but times."""
+    return {k: v for k, v in result["accuracy"].items() if k != "samples_per_s"}
+
+
+def test_same_seed_same_numbers_other_seed_other_numbers(data, tmp_path):
+    first, again, other = (
+        train_here(data, tmp_path / f"{i}.json", "--model", "dlrm", "--seed", seed) for i, seed in enumerate("775")
+    )
+    assert scores(first) == scores(again)
+    assert first["accuracy"]["test"]["logloss"] != other["accuracy"]["test"]["logloss"]
+    rows = {split: first["data"][f"{split}_rows"] for split in ("train", "validation", "test")}
+    assert first["accuracy"]["train_samples"] == rows["train"]
+    assert first["accuracy"]["train_steps"] == math.ceil(rows["train"] / 256)
+    for split in ("validation", "test"):
+        assert first["accuracy"][split]["evaluated"] == rows[split]
+
+
+def test_a_model_learns_and_the_prior_is_the_entropy(data, tmp_path):
+    dlrm, prior = (train_here(data, tmp_path / f"{m}.json", "--model", m) for m in ("dmt_dlrm", "prior"))
+    assert prior["accuracy"]["test"]["auc"] == 0.5
+    assert prior["accuracy"]["test"]["ne"] == pytest.approx(1, abs=0.01)
+    assert dlrm["accuracy"]["test"]["auc"] > 0.55
+    assert dlrm["accuracy"]["test"]["ne"] < 1
+    assert dlrm["compression_ratio"] == 2.0 and prior["compression_ratio"] == 1.0
+
+
+def test_a_killed_run_goes_on_and_ends_with_the_same_numbers(data, tmp_path):
+    whole = train_here(data, tmp_path / "whole.json", "--model", "dmt_dcn", "--towers", "4")
+    store, out = tmp_path / "run.pt", tmp_path / "killed.json"
+    more = ["--model", "dmt_dcn", "--towers", "4", "--checkpoint", str(store), "--checkpoint-every", "3"]
+    command = [sys.executable, "-m", "bench.train", *arguments(data, out, *more)]
+    process = subprocess.Popen(command, cwd=record.ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not store.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert store.exists() and not out.exists(), "the run was to be killed between its first checkpoint and its record"
+    resumed = subprocess.run(command, cwd=record.ROOT, capture_output=True, text=True)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resuming at step" in resumed.stderr
+    assert scores(record.read(out)) == scores(whole)
+    assert not store.exists()
+
+
+def test_a_checkpoint_of_another_run_is_not_used(data, tmp_path, capsys, monkeypatch):
+    store = tmp_path / "run.pt"
+    more = ["--model", "dlrm", "--checkpoint", str(store), "--checkpoint-every", "3"]
+    train_here(data, tmp_path / "a.json", *more, "--seed", "1")  # train.run leaves the file; main removes it
+    assert store.exists()
+    fresh = train_here(data, tmp_path / "b.json", "--model", "dlrm", "--seed", "2")
+    capsys.readouterr()
+    found = train_here(data, tmp_path / "c.json", *more, "--seed", "2")
+    assert "of another run (seed differ" in capsys.readouterr().err
+    assert scores(found) == scores(fresh)
+
+
+def test_a_broken_checkpoint_starts_anew(tmp_path, capsys):
+    store = tmp_path / "run.pt"
+    checkpoint.save(store, {"a": 1}, {"x": torch.ones(3)})
+    assert torch.equal(checkpoint.load(store, {"a": 1})["x"], torch.ones(3))
+    store.write_bytes(store.read_bytes()[:100])
+    assert checkpoint.load(store, {"a": 1}) is None
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_a_loss_that_is_not_finite_ends_as_diverged_without_an_auc(data, tmp_path):
+    result = train_here(data, tmp_path / "a.json", "--model", "dcn", "--learning-rate", "1e30")
+    assert result["status"] == "diverged"
+    assert result["accuracy"] is None
+    assert "not finite" in result["reason"] or "at step" in result["reason"]
+
+
+def test_diverged_names_step_and_rows(data, tmp_path, monkeypatch):
+    call = train.TrainStep.__call__
+
+    def poisoned(self, dense, sparse, label_B, rate):
+        self.calls = getattr(self, "calls", 0) + 1
+        return call(self, dense * math.nan if self.calls == 3 else dense, sparse, label_B, rate)
+
+    monkeypatch.setattr(train.TrainStep, "__call__", poisoned)
+    result = train_here(data, tmp_path / "a.json", "--model", "dlrm")
+    assert result["status"] == "diverged"
+    assert "at step 2 of" in result["reason"] and "training rows 512 to 767" in result["reason"]
+
+
+@pytest.mark.parametrize("fault", [MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")])
+def test_out_of_memory_is_a_result(data, tmp_path, monkeypatch, fault):
+    def fail(*_):
+        raise fault
+
+    monkeypatch.setattr(train.TrainStep, "__call__", fail)
+    result = train_here(data, tmp_path / "a.json", "--model", "dlrm")
+    assert result["status"] == "oom" and result["accuracy"] is None and result["reason"]
+
+
+def test_any_other_fault_is_not_swallowed(data, tmp_path, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(train.TrainStep, "__call__", fail)
+    with pytest.raises(RuntimeError, match="shapes"):
+        train_here(data, tmp_path / "a.json", "--model", "dlrm")
+
+
+@pytest.mark.parametrize(
+    "more, said",
+    [
+        (["--model", "nope"], "nope"),
+        (["--model", "dmt_dlrm", "--towers", "40"], "40"),
+        (["--model", "dlrm", "--batch-size", "1000000"], "1000000|1,000,000"),
+    ],
+)
+def test_bad_input_is_one_sentence(data, tmp_path, more, said):
+    with pytest.raises(UserError, match=said):
+        train_here(data, tmp_path / "a.json", *more)
+    assert not (tmp_path / "a.json").exists()
+
+
+def test_command_line_without_data_ends_in_one_line(tmp_path):
+    done = run_step("bench.train", *arguments(tmp_path / "nothing", tmp_path / "a.json", "--model", "dlrm"))
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith("error: ")
+
+
+def test_ids_that_do_not_fit_are_refused(data, tmp_path):
+    manifest = json.loads((data / "manifest.json").read_text())
+    copy = tmp_path / "data"
+    copy.mkdir()
+    for file in data.iterdir():
+        if file.is_file():
+            os.link(file, copy / file.name)
+    (copy / "manifest.json").unlink()
+    manifest["cardinalities"][4] = 2
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="C5"):
+        train_here(copy, tmp_path / "a.json", "--model", "dlrm")
+
+
+@pytest.mark.parametrize("steps, warmup", [(1, 0.1), (10, 0.0), (100, 0.1), (100, 1.0), (7, 0.5)])
+def test_learning_rate_rises_then_falls_and_is_never_zero(steps, warmup):
+    rates = [train.learning_rate(step, steps, 2.0, warmup) for step in range(steps)]
+    peak = rates.index(max(rates))
+    assert max(rates) == pytest.approx(2.0)
+    assert min(rates) > 0
+    assert all(a <= b for a, b in zip(rates[:peak], rates[1 : peak + 1], strict=True))
+    assert all(a >= b for a, b in zip(rates[peak:-1], rates[peak + 1 :], strict=True))
