@@ -33,7 +33,8 @@ def load(path: str | Path, identity: dict) -> dict | None:
     except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
         print(f"checkpoint {path} cannot be read ({str(error).splitlines()[0]}): starting anew", file=sys.stderr)
         return None
-    differing = sorted(k for k in stored["identity"].keys() | identity.keys() if stored["identity"].get(k) != identity.get(k))
+    other = stored["identity"]
+    differing = sorted(key for key in other.keys() | identity.keys() if other.get(key) != identity.get(key))
     if differing:
         print(f"checkpoint {path} is of another run ({', '.join(differing)} differ): starting anew", file=sys.stderr)
         return None

@@ -7,9 +7,6 @@ Parameters = rows of the real tables x their dimension + dense parameters.
 import argparse
 import json
 import os
-import shlex
-import sys
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -96,33 +93,20 @@ def paper_specs() -> list[ModelSpec]:
     return flat + sptt + by_towers + by_ratio
 
 
-def paper_record(spec: ModelSpec, study: str, command: str) -> dict:
+def paper_record(spec: ModelSpec, study: str) -> dict:
     """Record (bench/record.schema.json) of one model's complexity at the paper's sizes."""
-    started, clock = datetime.now(UTC), time.perf_counter()
+    started = datetime.now(UTC)
     model = _build(spec, len(PAPER_ROWS))
     complexity = _measure(model, spec, list(PAPER_ROWS))
-    groups = model.partition and [list(group) for group in model.partition]
     return {
-        "format": 1,
         "kind": "complexity",
-        "provenance": "measured",
         "study": study,
         "run": f"{spec.model}-T{spec.towers}" + (f"-D{spec.tower_dim}" if spec.tower_dim else ""),
-        "model": spec.model,
-        "towers": spec.towers,
-        "tower_dim": model.tower_dim,
-        "compression_ratio": model.compression_ratio,
-        "partition": {"name": "naive" if groups else "none", "groups": groups},
+        **record.of_model(spec, model, "naive"),
+        **record.of_process("bench.complexity", started),
         "seed": None,
-        "topology": {"ranks": 1, "ranks_per_host": 1, "hosts": 1, "link": "none"},
         "data": None,
-        "command": command,
         "options": {"embedding_dim": spec.embedding_dim, "rows": sum(PAPER_ROWS)},
-        "versions": record.versions(),
-        "hardware": record.hardware(),
-        "source_hash": record.source_hash(),
-        "started": started.isoformat(timespec="seconds"),
-        "wall_s": time.perf_counter() - clock,
         "status": "ok",
         "reason": None,
         "accuracy": None,
@@ -167,10 +151,10 @@ def _write_paper_tables(args: argparse.Namespace) -> None:
     if args.model is not None:
         raise UserError("--paper-tables counts every model of the tables: leave --model out")
     study = args.study or args.out.resolve().parent.name
-    command = shlex.join(["python", "-m", "bench.complexity", *sys.argv[1:]])
     records = []
     for spec in paper_specs():
-        records.append(paper_record(spec, study, command))
+        records.append(paper_record(spec, study))
+        record.check(records[-1], args.out)
         print(_line(spec, records[-1]["complexity"]))
     record.write_text(args.out, json.dumps(records, indent=1, allow_nan=False) + "\n")
 

@@ -50,7 +50,8 @@ def metrics(logits: np.ndarray, labels: np.ndarray) -> dict:
     x, y = logits.astype(np.float64), labels.astype(np.float64)
     logloss = float(np.mean(np.logaddexp(0, x) - y * x))
     positives, rows = int(y.sum()), len(y)
-    result = {"auc": None, "auc_reason": None, "logloss": logloss, "ne": None, "evaluated": rows, "positives": positives}
+    result = {"auc": None, "auc_reason": None, "logloss": logloss, "ne": None}
+    result |= {"evaluated": rows, "positives": positives}
     if 0 < positives < rows:
         rate = positives / rows
         result["auc"] = float(roc_auc_score(y, x))

@@ -84,7 +84,7 @@ class _Dots(torch.autograd.Function):
 
 
 class CpuInteraction(nn.Module):
-    """(B, D) dense and (B, F, D) sparse float32 -> (B, D + F * (F + 1) / 2), as torchrec.models.dlrm.InteractionArch."""
+    """(B, D) dense and (B, F, D) sparse float32 -> (B, D + F * (F + 1) / 2), as InteractionArch gives."""
 
     def forward(self, dense_features: torch.Tensor, sparse_features: torch.Tensor) -> torch.Tensor:
         return _Dots.apply(dense_features.contiguous(), sparse_features.contiguous())

@@ -3,11 +3,13 @@
 The schema is record.schema.json beside this file. This module imports neither torch nor numpy: figures read records.
 """
 
+import datetime
 import hashlib
 import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import sys
 from functools import cache
 from pathlib import Path
@@ -44,6 +46,33 @@ def read(path: str | Path) -> dict:
         raise UserError(f"record {path} is not JSON ({error}); delete it and run its step again") from None
     check(record, path)
     return record
+
+
+def of_model(spec, model, partition_name: str) -> dict:
+    """The fields that say which model ran: of a baselines.ModelSpec and the module built from it."""
+    groups = model.partition and [list(group) for group in model.partition]
+    return {
+        "model": spec.model,
+        "towers": spec.towers,
+        "tower_dim": model.tower_dim,
+        "compression_ratio": model.compression_ratio,
+        "partition": {"name": partition_name if groups else "none", "groups": groups},
+    }
+
+
+def of_process(module: str, started: datetime.datetime) -> dict:
+    """The fields that say what measured: this process, begun at `started` (UTC) as `python -m module` on one device."""
+    return {
+        "format": 1,
+        "provenance": "measured",
+        "topology": {"ranks": 1, "ranks_per_host": 1, "hosts": 1, "link": "none"},
+        "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
+        "versions": versions(),
+        "hardware": hardware(),
+        "source_hash": source_hash(),
+        "started": started.isoformat(timespec="seconds"),
+        "wall_s": round((datetime.datetime.now(datetime.UTC) - started).total_seconds(), 3),
+    }
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -73,7 +73,7 @@ class AdamTables(nn.Module):
     backward pass.
 
     Raises:
-        ValueError: tables of different dimensions, a table shared by features, or mean pooling aside from one id a bag.
+        ValueError: tables of different dimensions, or a table shared by features.
     """
 
     def __init__(self, collection: EmbeddingBagCollection) -> None:
@@ -87,7 +87,8 @@ class AdamTables(nn.Module):
         self._keys = [c.feature_names[0] for c in configs]
         self._dims = [c.embedding_dim for c in configs]
         rows = [c.num_embeddings for c in configs]
-        self._first_row_F1 = torch.tensor([0, *rows]).cumsum(0)[:-1, None]
+        self._rows_F1 = torch.tensor(rows)[:, None]
+        self._first_row_F1 = self._rows_F1.cumsum(0) - self._rows_F1
         self.embedding_bags = collection.embedding_bags
         # Each table becomes a view of one tensor: one gather serves all, and the names in state_dict stay.
         weight_RN = torch.cat([self.embedding_bags[c.name].weight.detach() for c in configs])
@@ -96,7 +97,7 @@ class AdamTables(nn.Module):
         self._weight_RN = weight_RN.requires_grad_()
         self.register_buffer("exp_avg", torch.zeros_like(weight_RN))
         self.register_buffer("exp_avg_sq", torch.zeros_like(weight_RN))
-        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("step_count", torch.zeros((), dtype=torch.int64))
         self._slot_R = np.full(sum(rows), -1, np.int32)
         self.learning_rate = 0.0
 
@@ -104,17 +105,28 @@ class AdamTables(nn.Module):
         return self._configs
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """(F, B) ids, one a bag -> KeyedTensor of (B, F * N)."""
+        """(F, B) ids, one a bag -> KeyedTensor of (B, F * N).
+
+        Raises:
+            ValueError: a bag with no id or several, or an id that its table does not have.
+        """
+        if not (features.lengths() == 1).all():
+            raise ValueError("AdamTables needs one id a bag")
         keys = features.keys()
         ids_FB = features.values().view(len(keys), -1)
         if keys != self._keys:
             ids_FB = ids_FB[[keys.index(key) for key in self._keys]]
+        outside_FB = (ids_FB < 0) | (ids_FB >= self._rows_F1)
+        if outside_FB.any():
+            f, b = outside_FB.nonzero()[0].tolist()
+            rows = int(self._rows_F1[f])
+            raise ValueError(f"feature {self._keys[f]!r} has id {int(ids_FB[f, b])} and its table {rows} rows")
         out_BFN = _Lookup.apply(self._weight_RN, ids_FB + self._first_row_F1, self)
         return KeyedTensor(self._keys, self._dims, out_BFN.flatten(1))
 
     def _apply_gradient(self, ids_FB: torch.Tensor, grad_BFN: torch.Tensor) -> None:
-        self.step += 1
-        step = int(self.step)
+        self.step_count += 1
+        step = int(self.step_count)
         arrays = [x.detach().numpy() for x in (self._weight_RN, self.exp_avg, self.exp_avg_sq)]
         step_size = np.float32(self.learning_rate / (1 - BETA1**step))
         correction2 = np.float32((1 - BETA2**step) ** -0.5)

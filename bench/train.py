@@ -13,7 +13,6 @@ import argparse
 import datetime
 import math
 import os
-import shlex
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
@@ -43,7 +42,7 @@ class Progress:
     step: int = 0
     rows: int = 0
     loss_sum: float = 0.0  # nats, over rows, each scored before it is learned from
-    seconds: float = 0.0  # in the training loop, reading included
+    seconds: float = 0.0  # in the training loop: reading and checkpoints included
 
 
 def learning_rate(step: int, steps: int, peak: float, warmup: float) -> float:
@@ -76,7 +75,8 @@ def train(model: nn.Module, data: DataSet, args: argparse.Namespace, identity: d
             loss = learn(batch.dense, one_id_a_bag(data.sparse_names, batch.sparse), batch.label, rate)
         except NotFiniteLoss as error:
             last = progress.rows + len(batch.label) - 1
-            raise Diverged(f"{error} at step {progress.step} of {steps}, training rows {progress.rows} to {last}") from None
+            where = f"step {progress.step} of {steps}, training rows {progress.rows} to {last}"
+            raise Diverged(f"{error} at {where}") from None
 
         progress.step += 1
         progress.rows += len(batch.label)
@@ -93,7 +93,7 @@ def train(model: nn.Module, data: DataSet, args: argparse.Namespace, identity: d
 
 def run(args: argparse.Namespace) -> dict:
     """Train and evaluate as the arguments say; the record of the run, whatever its status."""
-    started, clock = datetime.datetime.now(datetime.UTC), time.perf_counter()
+    started = datetime.datetime.now(datetime.UTC)
     torch.set_num_threads(args.threads)
     data = open_dataset(args.data)
     try:
@@ -132,33 +132,20 @@ def run(args: argparse.Namespace) -> dict:
         status, reason = "oom", str(error).partition("\n")[0][:300] or "out of memory"
 
     splits, generator = data.manifest["splits"], data.manifest["generator"]
-    partition = getattr(model, "partition", None)
     return {
-        "format": 1,
         "kind": "accuracy",
-        "provenance": "measured",
         "study": args.study,
         "run": Path(args.out).stem,
-        "model": spec.model,
-        "towers": spec.towers,
-        "tower_dim": getattr(model, "tower_dim", None),
-        "compression_ratio": float(getattr(model, "compression_ratio", 1.0)),
-        "partition": {"name": args.partition if partition else "none", "groups": partition and [list(g) for g in partition]},
+        **record.of_model(spec, model, args.partition),
+        **record.of_process("bench.train", started),
         "seed": args.seed,
-        "topology": {"ranks": 1, "ranks_per_host": 1, "hosts": 1, "link": "none"},
         "data": {
             "name": data.manifest["name"],
             "split_hash": data.manifest["split_hash"],
             **{f"{split}_rows": splits[split]["rows"] for split in ("train", "validation", "test")},
             "auc_ceiling": generator and generator["auc_ceiling"]["test"],
         },
-        "command": shlex.join(["python", "-m", "bench.train", *sys.argv[1:]]),
         "options": options,
-        "versions": record.versions(),
-        "hardware": record.hardware(),
-        "source_hash": record.source_hash(),
-        "started": started.isoformat(timespec="seconds"),
-        "wall_s": round(time.perf_counter() - clock, 3),
         "status": status,
         "reason": reason,
         "accuracy": accuracy,
@@ -174,8 +161,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     ModelSpec.add_arguments(parser)
     parser.add_argument("--seed", type=int, default=0, help="of weights and of the order of training rows")
     parser.add_argument("--batch-size", type=_positive(int), default=4096, help="rows a step (default %(default)s)")
-    parser.add_argument("--learning-rate", type=_positive(float), default=1e-3, help="Adam's peak rate (default %(default)s)")
-    parser.add_argument("--warmup", type=_share, default=0.1, help="share of the steps that warm up (default %(default)s)")
+    parser.add_argument(
+        "--learning-rate", type=_positive(float), default=1e-3, help="Adam's peak (default %(default)s)"
+    )
+    parser.add_argument("--warmup", type=_share, default=0.1, help="share of the steps (default %(default)s)")
     parser.add_argument("--checkpoint", help="file to resume from and to save to; removed when the record is written")
     parser.add_argument("--checkpoint-every", type=_positive(int), default=500, help="steps (default %(default)s)")
     parser.add_argument("--threads", type=_positive(int), default=_cores(), help="CPU threads (default: all cores)")

@@ -2,10 +2,10 @@
 
     python -m bench.train_speed
 
-Each size is run in turn, stock, suite, stock, suite, on the same random batches. Stock is TorchRec's model with FBGEMM's
-fused Adagrad in the tables (its CPU build has no Adam) and torch's Adagrad elsewhere; suite is bench.step. Prints
-medians with the smallest and the largest, samples/s, GFLOP/s by the profiler's count, and the share of a 2048 x 2048
-fp32 matrix product. Run it on a machine that does nothing else.
+Each size is run in turn, stock, suite, stock, suite, on the same random batches. Stock is TorchRec's model with
+FBGEMM's fused Adagrad in the tables (its CPU build has no Adam) and torch's Adagrad elsewhere; suite is bench.step.
+Prints medians with the smallest and the largest, samples/s, GFLOP/s by the profiler's count, and the share of a
+2048 x 2048 fp32 matrix product. Run it on a machine that does nothing else.
 """
 
 import argparse
@@ -105,7 +105,7 @@ def compare(name: str, steps: int, repeats: int) -> None:
     data = batches(size, steps)
     paths = {"stock": stock_step(size), "suite": TrainStep(build(size))}
     times = {path: [] for path in paths}
-    for path, step in paths.items():
+    for step in paths.values():
         seconds_a_step(step, data[:3])  # compiles, allocates
     peaks = []
     for _ in range(repeats):

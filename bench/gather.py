@@ -1,0 +1,91 @@
+"""All records of a study as one tidy table: a row a record, one column a value, for tables and figures to read.
+
+Values inside the records keep their units and names (docs of the columns: bench/record.schema.json). Nested fields are
+joined with "_": accuracy.test.auc becomes test_auc. `auc_ceiling` is the test AUC of the generator's true probability.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from bench import record as records
+from bench.errors import UserError, cli
+
+
+def row(record: dict) -> dict:
+    """One record (bench/record.schema.json) as a flat dict; absent parts are None, dicts and lists are JSON text."""
+    plain = ("study", "kind", "provenance", "run", "model", "towers", "tower_dim", "compression_ratio", "seed")
+    out = {name: record[name] for name in plain}
+    out["partition"] = record["partition"]["name"]
+    out |= record["topology"]
+    for name in ("name", "split_hash", "train_rows", "validation_rows", "test_rows", "auc_ceiling"):
+        column = f"data_{name}" if name in ("name",) else name
+        out[column] = (record["data"] or {}).get(name)
+    out |= {name: record[name] for name in ("status", "reason")}
+    accuracy = record["accuracy"] or {}
+    for part in ("validation", "test"):
+        for name in ("auc", "logloss", "ne", "evaluated", "positives", "auc_reason"):
+            out[f"{part}_{name}"] = accuracy.get(part, {}).get(name)
+    for name in ("train_samples", "train_steps", "samples_per_s", "progressive_logloss"):
+        out[name] = accuracy.get(name)
+    for name in ("sizes", "mflop_per_sample", "parameters", "dense_parameters"):
+        out[name] = (record["complexity"] or {}).get(name)
+    out |= {name: record[name] for name in ("started", "wall_s", "source_hash", "command")}
+    return out | {name: json.dumps(record[name], sort_keys=True) for name in ("options", "versions", "hardware")}
+
+
+def gather(runs: list[Path], complexity: Path, manifest: Path) -> pd.DataFrame:
+    """Read and validate records: of runs (files, or folders of them) and the list in the file `complexity`.
+
+    Raises:
+        UserError: no records; a record that does not fit its schema; the same run twice; a run on other data than the
+            manifest's.
+    """
+    files = [file for path in runs for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
+    if not files:
+        raise UserError(f"no records in {', '.join(map(str, runs))}: run the training steps first")
+    split_hash = _json(manifest).get("split_hash")
+    rows = []
+    for file in files:
+        record = records.read(file)
+        if record["data"] is not None and record["data"]["split_hash"] != split_hash:
+            raise UserError(f"{file} was made on other data than {manifest}: delete it and train again")
+        rows.append(row(record))
+    for record in _json(complexity):
+        records.check(record, complexity)
+        rows.append(row(record))
+    table = pd.DataFrame(rows)
+    twice = table[table.duplicated(["kind", "run"])]
+    if len(twice):
+        raise UserError(f"two records for the {twice.iloc[0]['kind']} run {twice.iloc[0]['run']}: keep one of them")
+    integers = [name for name in table if name.endswith(("rows", "evaluated", "positives", "samples", "steps"))]
+    integers += ["towers", "tower_dim", "seed", "parameters", "dense_parameters"]
+    return table.astype({name: "Int64" for name in integers}).sort_values(["kind", "model", "towers", "seed", "run"])
+
+
+def _json(path: Path):
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON ({error}): delete it and run its step again") from None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.gather", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--runs", type=Path, nargs="+", required=True, help="record files, or folders of *.json")
+    parser.add_argument("--complexity", type=Path, required=True, help="records that bench.complexity wrote")
+    parser.add_argument("--manifest", type=Path, required=True, help="manifest.json of the data that the runs read")
+    parser.add_argument("--out", type=Path, required=True, help="CSV file to write")
+    args = parser.parse_args()
+    table = gather(args.runs, args.complexity, args.manifest)
+    records.write_text(args.out, table.to_csv(index=False))
+    bad = int((table["status"] != "ok").sum())
+    print(f"{args.out}: {len(table)} records, {bad} of them not ok")
+
+
+if __name__ == "__main__":
+    cli(main)
