@@ -1,0 +1,47 @@
+"""What README.md promises exists: files it links to, targets and modules it names, and the YAML it shows."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import jsonschema
+import yaml
+
+from bench.data.schema import load
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def test_links_lead_to_files():
+    targets = re.findall(r"\]\(([^)#]+)\)", README)
+    local = [target for target in targets if "://" not in target]
+    assert local and [target for target in local if not (ROOT / target).exists()] == []
+
+
+def test_named_targets_are_in_the_makefile():
+    named = set(re.findall(r"make ([a-z]+)\b", README)) - {"on"}
+    there = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    assert {"run", "test", "figures", "doctor"} <= named <= there
+
+
+def test_named_modules_and_rooms_exist():
+    modules = set(re.findall(r"python -m ([\w.]+)", README))
+    assert modules and all(importlib.util.find_spec(module) for module in modules)
+    rooms = re.findall(r"`([\w/]+/)`", README)
+    assert [room for room in rooms if not room.startswith("results/") and not (ROOT / room).is_dir()] == []
+
+
+def test_the_schema_shown_for_a_table_of_ones_own_is_valid(tmp_path):
+    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)]
+    schema = next(block for block in blocks if "separator" in block)
+    (tmp_path / "clicks.yaml").write_text(yaml.safe_dump(schema))
+    read = load(str(tmp_path / "clicks.yaml"))
+    assert read.name == "clicks"
+
+
+def test_the_study_shown_for_a_table_of_ones_own_is_valid():
+    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)]
+    study = yaml.safe_load((ROOT / "workflow/config/laptop.yaml").read_text())
+    study |= next(block for block in blocks if "data" in block) | {"study": "clicks"}
+    jsonschema.validate(study, yaml.safe_load((ROOT / "workflow/config/schema.yaml").read_text()))
