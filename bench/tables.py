@@ -18,7 +18,8 @@ from bench.workers import split_range
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # torch.optim.Adam's defaults
 
 
-@numba.njit(nogil=True, cache=True, fastmath={"contract"})
+# error_model: a check for division by zero would keep the update of a row from being vectorised (14 ms instead of 6).
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
 def _adam_rows(ids_FB, grad_BFN, first, last, slot_R, weight_RN, m_RN, v_RN, step_size, correction2):
     """Sum the gradients of each row that features [first, last) touch, then update those rows once.
 
