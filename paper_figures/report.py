@@ -1,0 +1,161 @@
+"""One HTML file that tells a study to a reader who was not there; it opens offline, images inside.
+
+Reads records.csv, the data set's manifest.json and the drawn figure; the tables are built anew from the records.
+"""
+
+import argparse
+import base64
+import json
+from pathlib import Path
+
+import jinja2
+import pandas as pd
+
+from paper_figures import comparison, complexity, records, table4
+
+COMPARED = (("dmt_dlrm", "dlrm_small_over"), ("dmt_dlrm", "dlrm"), ("dmt_dcn", "dcn"))
+SPLITS = ("train", "validation", "test")
+
+
+def render(table: pd.DataFrame, manifest: dict, figure_png: bytes) -> str:
+    """The report as HTML text. Raises InputError when the manifest belongs to other data than the records."""
+    runs = records.accuracy(table)
+    if set(runs["split_hash"]) != {manifest.get("split_hash")}:
+        raise records.InputError(
+            "the manifest and the records have different split hashes: give the manifest of their data"
+        )
+    template = Path(__file__).with_name("report.html.j2").read_text()
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(template).render(
+        study=runs["study"].iloc[0],
+        summary=_summary(runs),
+        findings=[text for pair in COMPARED if (text := _finding(table, *pair))],
+        data=_data(manifest),
+        table4=table4.readable(table4.build(table)).to_dict("records"),
+        figure=base64.b64encode(figure_png).decode(),
+        complexity=complexity.readable(complexity.build(table)),
+        runs=[_run(row) for row in runs.to_dict("records")],
+        hardware=_distinct(runs, "hardware"),
+        versions=_distinct(runs, "versions"),
+        commands=[*runs["command"], *records.complexity(table)["command"].drop_duplicates()],
+    )
+
+
+def _summary(runs: pd.DataFrame) -> dict:
+    status = runs["status"].value_counts().to_dict()
+    seconds = runs["wall_s"].sum()
+    towers: dict[str, list[str]] = {}
+    for model, count in comparison.grid(runs):
+        towers.setdefault(comparison.NAMES.get(model, model), []).append(str(count))
+    return {
+        "models": [name if t == ["1"] else f"{name} with {', '.join(t)} towers" for name, t in towers.items()],
+        "seeds": ", ".join(str(int(seed)) for seed in sorted(runs["seed"].unique())),
+        "runs": len(runs),
+        "status": ", ".join(f"{n} {name}" for name, n in status.items()),
+        "first": runs["started"].min()[:16].replace("T", " "),
+        "last": runs["started"].max()[:16].replace("T", " "),
+        "run_time": f"{seconds / 60:.1f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours",
+        "study_ceiling": records.ceiling(runs),
+    }
+
+
+def _finding(table: pd.DataFrame, model: str, flat: str) -> str | None:
+    """Paired differences of a tower model to a flat model, in words; None where there is nothing to say."""
+    pairs = [towers for name, towers in comparison.grid(table) if name == model]
+    found = {towers: delta for towers in pairs if (delta := comparison.difference(table, model, towers, flat))}
+    if not found:
+        return None
+    shown = [f"{towers} towers {delta.median:+.1f}" for towers, delta in found.items()]
+    clear = sum(delta.low > 0 or delta.high < 0 for delta in found.values())
+    own = comparison.auc(table, flat, 1)
+    names = f"{comparison.NAMES[model]} minus {comparison.NAMES[flat]}"
+    text = f"{names}, test AUC in 1e-4, median over seeds: {', '.join(shown)}. "
+    if own.n == 1:
+        return text + "One seed only: no spread to judge these by."
+    apart = (own.high - own.low) * 1e4
+    sides = f"All seeds lie on one side of zero for {clear} of {len(found)} numbers of towers"
+    return f"{text}{sides}; the flat model's own seeds lie {apart:.1f} apart."
+
+
+def _data(manifest: dict) -> dict:
+    splits = []
+    for name in SPLITS:
+        split = manifest["splits"][name]
+        unseen = split.get("unseen_share") or {}
+        most = max(unseen, key=unseen.get) if unseen else None
+        splits.append(
+            {
+                "name": name,
+                "rows": f"{split['rows']:,}",
+                "positives": f"{split['positives']:,}",
+                "rate": f"{split['positives'] / split['rows']:.4f}" if split["rows"] else "no rows",
+                "unseen": f"{unseen[most]:.2%} ({most})" if most else "n/a",
+            }
+        )
+    bad = {fault: count for fault, count in manifest["bad_rows"].items() if count}
+    generator = manifest["generator"]
+    return {
+        "name": manifest["name"],
+        "splits": splits,
+        "dense": len(manifest["columns"]["dense"]),
+        "sparse": len(manifest["columns"]["sparse"]),
+        "ids": f"{sum(manifest['cardinalities']):,}",
+        "largest": f"{max(manifest['cardinalities'], default=0):,}",
+        "sources": ", ".join(f"{source['file']} ({source['bytes'] / 1e6:.1f} MB)" for source in manifest["sources"]),
+        "split_hash": manifest["split_hash"],
+        "bad_rows": ", ".join(f"{count} {fault}" for fault, count in bad.items()) or "none",
+        "padded_rows": manifest["padded_rows"],
+        "options": json.dumps(manifest["options"]),
+        "generator": generator
+        and f"seed {generator['seed']}, AUC of its true probability on test rows: "
+        f"{generator['auc_ceiling']['test']:.4f} (no model can be expected to rank better)",
+    }
+
+
+def _run(row: dict) -> dict:
+    def show(name: str, form: str) -> str:
+        if pd.notna(row[name]):
+            return form.format(row[name])
+        return "undefined" if row["status"] == "ok" else row["status"]
+
+    reasons = [row[name] for name in ("reason", "test_auc_reason") if pd.notna(row[name])]
+    return {
+        "run": row["run"],
+        "status": row["status"],
+        "validation AUC": show("validation_auc", "{:.5f}"),
+        "test AUC": show("test_auc", "{:.5f}"),
+        "test logloss (nats)": show("test_logloss", "{:.5f}"),
+        "test NE": show("test_ne", "{:.5f}"),
+        "test rows evaluated": show("test_evaluated", "{:,.0f}"),
+        "training rows/s": show("samples_per_s", "{:,.0f}"),
+        "wall (s)": f"{row['wall_s']:.1f}",
+        "reason": "; ".join(reasons) or "none",
+    }
+
+
+def _distinct(runs: pd.DataFrame, column: str) -> list[str]:
+    """Each different value once, as "key: value, ..."."""
+    return [
+        ", ".join(f"{k}: {v or 'none'}" for k, v in json.loads(text).items()) for text in runs[column].drop_duplicates()
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m paper_figures.report", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--records", type=Path, required=True, help="records.csv of a study")
+    parser.add_argument("--manifest", type=Path, required=True, help="manifest.json of the data that the runs read")
+    parser.add_argument("--figure", type=Path, required=True, help="auc_towers.png")
+    parser.add_argument("--out", type=Path, required=True, help="HTML file to write")
+    args = parser.parse_args()
+    table = records.read(args.records)
+    try:
+        manifest, figure = json.loads(args.manifest.read_text()), args.figure.read_bytes()
+    except (OSError, ValueError) as error:
+        raise records.InputError(f"cannot read an input of the report: {error}") from None
+    records.write_text(args.out, render(table, manifest, figure))
+
+
+if __name__ == "__main__":
+    records.cli(main)

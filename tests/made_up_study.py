@@ -1,0 +1,125 @@
+"""Records of a made-up study for tests of the workflow and of figures: plain numbers, no training."""
+
+import json
+from pathlib import Path
+
+SPLIT_HASH = "a" * 64
+TOWERS = {"dmt_dlrm": (2, 4, 8, 16, 26), "dmt_dcn": (2, 4, 8, 16, 26)}
+BASE = {
+    "prior": 0.5,
+    "logistic": 0.741,
+    "dlrm": 0.7921,
+    "dlrm_small_over": 0.7919,
+    "dmt_dlrm": 0.7920,
+    "dcn": 0.7910,
+    "dmt_dcn": 0.7908,
+}
+MANIFEST = {
+    "format": 1,
+    "name": "made up",
+    "columns": {"label": "label", "dense": ["I1"], "sparse": ["C1", "C2"]},
+    "cardinalities": [12, 40],
+    "vocabulary": [
+        {"column": "C1", "distinct": 30, "kept": 10, "threshold": 3, "cap": None},
+        {"column": "C2", "distinct": 90, "kept": 38, "threshold": 3, "cap": None},
+    ],
+    "options": {"threshold": 3, "split": "0.8,0.1,0.1"},
+    "sources": [{"file": "rows.tsv", "bytes": 1000}],
+    "splits": {
+        "train": {"rows": 8000, "positives": 2000, "shards": []},
+        "validation": {"rows": 1000, "positives": 251, "shards": [], "unseen_share": {"C1": 0.0, "C2": 0.011}},
+        "test": {"rows": 1000, "positives": 249, "shards": [], "unseen_share": {"C1": 0.0, "C2": 0.012}},
+    },
+    "split_hash": SPLIT_HASH,
+    "bad_rows": {},
+    "padded_rows": 0,
+    "generator": {
+        "seed": 7,
+        "rows": 10000,
+        "label_rate": 0.25,
+        "auc_ceiling": {"all": 0.8123, "validation": 0.812, "test": 0.8125},
+    },
+}
+
+
+def record(model: str, towers: int, seed: int, study: str = "made-up", **changes) -> dict:
+    """An accuracy record that fits the schema; its AUC follows from model, towers and seed alone."""
+    auc = 0.5 if model == "prior" else BASE.get(model, 0.79) - 0.0001 * (towers % 5) + 0.0002 * (seed % 3)
+    part = {"auc": auc, "auc_reason": None, "logloss": 0.45, "ne": 0.8, "evaluated": 1000, "positives": 249}
+    made = _frame(study, f"{model}-T{towers}-s{seed}", model, towers) | {
+        "kind": "accuracy",
+        "seed": seed,
+        "data": {
+            "name": "made up",
+            "split_hash": SPLIT_HASH,
+            "train_rows": 8000,
+            "validation_rows": 1000,
+            "test_rows": 1000,
+            "auc_ceiling": 0.8125,
+        },
+        "accuracy": {
+            "validation": part,
+            "test": part,
+            "train_samples": 8000,
+            "train_steps": 8,
+            "samples_per_s": 50000.0,
+            "progressive_logloss": 0.47,
+        },
+        "complexity": {"mflop_per_sample": 0.4, "parameters": 900000, "dense_parameters": 90000, "sizes": "study"},
+    }
+    return made | changes
+
+
+def failed(model: str, towers: int, seed: int, status: str, reason: str) -> dict:
+    return record(model, towers, seed, status=status, reason=reason, accuracy=None)
+
+
+def complexity(model: str, towers: int, tower_dim: int | None, mflop: float, parameters: int) -> dict:
+    name = f"complexity-{model}-T{towers}" + (f"-D{tower_dim}" if tower_dim else "")
+    counted = {"mflop_per_sample": mflop, "parameters": parameters, "dense_parameters": 10**6, "sizes": "paper"}
+    return _frame("made-up", name, model, towers) | {
+        "kind": "complexity",
+        "tower_dim": tower_dim,
+        "seed": None,
+        "data": None,
+        "accuracy": None,
+        "complexity": counted,
+    }
+
+
+def grid(seeds=(0, 1, 2)) -> list[dict]:
+    return [record(m, t, s) for m in BASE for t in TOWERS.get(m, (1,)) for s in seeds]
+
+
+def write(folder: Path, runs: list[dict], counted: list[dict]) -> dict[str, Path]:
+    """The files a study leaves for bench.gather: runs/, complexity.json, manifest.json."""
+    (folder / "runs").mkdir(parents=True)
+    for run in runs:
+        (folder / "runs" / f"{run['run']}.json").write_text(json.dumps(run))
+    (folder / "complexity.json").write_text(json.dumps(counted))
+    (folder / "manifest.json").write_text(json.dumps(MANIFEST))
+    return {"runs": folder / "runs", "complexity": folder / "complexity.json", "manifest": folder / "manifest.json"}
+
+
+def _frame(study: str, run: str, model: str, towers: int) -> dict:
+    return {
+        "format": 1,
+        "provenance": "measured",
+        "study": study,
+        "run": run,
+        "model": model,
+        "towers": towers,
+        "tower_dim": None,
+        "compression_ratio": 2.0 if model.startswith("dmt_") else 1.0,
+        "partition": {"name": "naive" if towers > 1 else "none", "groups": None},
+        "topology": {"ranks": 1, "ranks_per_host": 1, "hosts": 1, "link": "none"},
+        "command": f"python -m bench.train --model {model} --towers {towers}",
+        "options": {"batch_size": 1024},
+        "versions": {"python": "3.11.7", "torch": "2.13.0"},
+        "hardware": {"cpu": "a CPU", "cores": 2, "memory_GiB": 24.0, "gpus": []},
+        "source_hash": "b" * 64,
+        "started": "2026-01-01T00:00:00Z",
+        "wall_s": 12.5,
+        "status": "ok",
+        "reason": None,
+    }
