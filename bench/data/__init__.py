@@ -1,0 +1,1 @@
+"""Click rows: generate them, prepare any table into checked shards, read shards as batches."""
