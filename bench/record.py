@@ -19,7 +19,7 @@ import jsonschema
 from bench.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "numpy", "polars", "numba", "scikit-learn")
+PACKAGES = ("torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "numpy", "numba", "scikit-learn")
 
 
 def write(path: str | Path, record: dict) -> None:

@@ -7,22 +7,26 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
+import seaborn as sns  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
 COLUMN = 3.4  # inches: a column of a two-column paper; text below stays readable at this width
-# Okabe and Ito 2008; the marker says the same as the colour
-LOOKS = {"dlrm": {"color": "#0072B2", "marker": "o"}, "dcn": {"color": "#D55E00", "marker": "s"}}
+_BLUE, _ORANGE, _GREEN, _VERMILION, _PINK, _SKY = (sns.color_palette("colorblind")[i] for i in (0, 1, 2, 3, 4, 9))
+# the marker says the same as the colour
+LOOKS = {"dlrm": {"color": _BLUE, "marker": "o"}, "dcn": {"color": _VERMILION, "marker": "s"}}
 MORE_LOOKS = [
-    {"color": "#009E73", "marker": "^"},
-    {"color": "#CC79A7", "marker": "v"},
-    {"color": "#E69F00", "marker": "P"},
-    {"color": "#56B4E9", "marker": "X"},
+    {"color": _GREEN, "marker": "^"},
+    {"color": _PINK, "marker": "v"},
+    {"color": _ORANGE, "marker": "P"},
+    {"color": _SKY, "marker": "X"},
 ]
 
 
 def use() -> None:
-    plt.rcParams.update(
-        {
+    sns.set_theme(
+        context="paper",
+        style="ticks",
+        rc={
             "font.size": 8,
             "axes.titlesize": 8,
             "axes.labelsize": 8,
@@ -36,11 +40,10 @@ def use() -> None:
             "axes.grid.axis": "y",
             "grid.color": "#dddddd",
             "grid.linewidth": 0.6,
-            "axes.axisbelow": True,
             "lines.linewidth": 1.3,
             "pdf.fonttype": 42,
             "svg.hashsalt": "dmt",
-        }
+        },
     )
 
 

@@ -113,9 +113,9 @@ def test_installed_tells_the_stand_in_from_the_cuda_build(tmp_path, monkeypatch)
 
 
 def test_a_missing_or_moved_package_is_named():
-    found = {name: version for name, version in RIGHT.items() if name not in ("polars", "ruff")} | {"numpy": "1.0.0"}
+    found = {name: version for name, version in RIGHT.items() if name not in ("numba", "ruff")} | {"numpy": "1.0.0"}
     marks = {finding.name: finding for finding in versions.check(found, PINS)}
-    assert marks["packages"][::2] == ("fail", f"polars {PINS['polars']} not installed: {versions.REINSTALL}")
+    assert marks["packages"][::2] == ("fail", f"numba {PINS['numba']} not installed: {versions.REINSTALL}")
     assert marks["test packages"].mark == "warn" and f"ruff {PINS['ruff']}" in marks["test packages"].text
     assert marks["other packages"].mark == "warn" and f"numpy 1.0.0 ({PINS['numpy']})" in marks["other packages"].text
 

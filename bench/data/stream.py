@@ -5,7 +5,6 @@ A block is a few megabytes of text that end at a line end. Reading and decompres
 
 import queue
 import threading
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,6 +13,7 @@ from typing import BinaryIO
 
 import numpy as np
 import zstandard
+from isal import isal_zlib
 
 from bench.errors import UserError
 
@@ -115,7 +115,7 @@ def _lines(path: Path, header: bool, start: Cursor) -> Iterator[tuple[bytes, int
                 raise UserError(
                     f"{path.name} line {lines + header + 1} is longer than {LONGEST_LINE >> 20} MB: no table of rows"
                 )
-    except (zlib.error, zstandard.ZstdError, EOFError) as error:
+    except (isal_zlib.error, zstandard.ZstdError, EOFError) as error:
         lines += _line_ends(rest) + header
         raise UserError(
             f"{path.name} is corrupt after line {lines} ({error}); nothing beyond can be read, not with --bad-rows "
@@ -158,7 +158,7 @@ def _contents(path: Path, skip: int) -> Iterator[bytes]:
         magic = file.read(4)
         file.seek(0)
         if magic.startswith(b"\x1f\x8b"):
-            pieces = _decompressed(file, lambda: zlib.decompressobj(wbits=31))
+            pieces = _decompressed(file, lambda: isal_zlib.decompressobj(wbits=31))
         elif magic == b"\x28\xb5\x2f\xfd":
             pieces = _decompressed(file, lambda: zstandard.ZstdDecompressor().decompressobj())
         else:
@@ -188,7 +188,7 @@ def _decompressed(file: BinaryIO, new: Callable) -> Iterator[bytes]:
                 parts, size = [], 0
         if inside:
             raise EOFError("the compressed stream is truncated")
-    except (zlib.error, zstandard.ZstdError, EOFError):
+    except (isal_zlib.error, zstandard.ZstdError, EOFError):
         yield b"".join(parts)  # what comes before the fault, so that its line is known
         raise
     yield b"".join(parts)
