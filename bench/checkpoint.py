@@ -1,26 +1,18 @@
 """Checkpoints of a run: written atomically, used again only by the very same run."""
 
-import os
 import pickle
 import sys
 from pathlib import Path
 
 import torch
 
+from bench.files import replacing
+
 
 def save(path: str | Path, identity: dict, state: dict) -> None:
     """Write the state with the identity (options, data, code) of the run that it belongs to."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with open(partial, "wb") as file:
-            torch.save({"identity": identity, "state": state}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(path) as file:
+        torch.save({"identity": identity, "state": state}, file)
 
 
 def load(path: str | Path, identity: dict) -> dict | None:

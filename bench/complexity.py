@@ -20,6 +20,7 @@ from baselines import ModelSpec
 from bench import record
 from bench.batch import one_id_a_bag, tables
 from bench.errors import UserError, cli
+from bench.files import write_text
 
 # Rows of the 26 tables behind the paper's 22.78G parameters: Criteo 1TB, no cap, from an older public row list
 # (177,944,275 in all; MLPerf's list, capped at 40M rows, would give 26.1G).
@@ -156,7 +157,7 @@ def _write_paper_tables(args: argparse.Namespace) -> None:
         records.append(paper_record(spec, study))
         record.check(records[-1], args.out)
         print(_line(spec, records[-1]["complexity"]))
-    record.write_text(args.out, json.dumps(records, indent=1, allow_nan=False) + "\n")
+    write_text(args.out, json.dumps(records, indent=1, allow_nan=False) + "\n")
 
 
 def _line(spec: ModelSpec, complexity: dict) -> str:

@@ -12,6 +12,7 @@ import pandas as pd
 
 from bench import record as records
 from bench.errors import UserError, cli
+from bench.files import write_text
 
 
 def row(record: dict) -> dict:
@@ -82,7 +83,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="CSV file to write")
     args = parser.parse_args()
     table = gather(args.runs, args.complexity, args.manifest)
-    records.write_text(args.out, table.to_csv(index=False))
+    write_text(args.out, table.to_csv(index=False))
     bad = int((table["status"] != "ok").sum())
     print(f"{args.out}: {len(table)} records, {bad} of them not ok")
 

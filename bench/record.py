@@ -17,6 +17,7 @@ from pathlib import Path
 import jsonschema
 
 from bench.errors import UserError
+from bench.files import write_text
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "numpy", "numba", "scikit-learn")
@@ -73,21 +74,6 @@ def of_process(module: str, started: datetime.datetime) -> dict:
         "started": started.isoformat(timespec="seconds"),
         "wall_s": round((datetime.datetime.now(datetime.UTC) - started).total_seconds(), 3),
     }
-
-
-def write_text(path: str | Path, text: str) -> None:
-    """Write a text file atomically: readers see the old file or the whole new one."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with open(partial, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def versions() -> dict[str, str]:

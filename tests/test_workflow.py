@@ -96,7 +96,7 @@ def suite(tmp_path_factory) -> Path:
     ignore = shutil.ignore_patterns("__pycache__")
     for name in ("workflow", "profiles", "slurm", "paper_figures"):
         shutil.copytree(ROOT / name, root / name, ignore=ignore)
-    for name in ("errors.py", "record.py", "record.schema.json", "gather.py", "__init__.py"):
+    for name in ("errors.py", "files.py", "record.py", "record.schema.json", "gather.py", "__init__.py"):
         (root / "bench").mkdir(exist_ok=True)
         shutil.copy(ROOT / "bench" / name, root / "bench")
     for file in (ROOT / "Snakefile", ROOT / "environment.yml", ROOT / "tests" / "made_up_study.py"):

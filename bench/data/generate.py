@@ -21,7 +21,7 @@ from tqdm import tqdm
 from bench.data import ceiling, text
 from bench.data.world import GROUPS, Sample, World
 from bench.errors import UserError, cli
-from bench.record import write_text
+from bench.files import replacing, write_text
 
 DRAWN_ROWS = 1 << 15  # rows of one random stream; part of what a seed means
 WORKERS = 2
@@ -68,12 +68,10 @@ def _samples(rows: int, seed: int) -> Iterator[Sample]:
 
 def _write_file(file: Path, rows: int, seed: int, samples: Iterator[Sample], waiting: deque, bar: tqdm) -> None:
     """Write the next rows of the stream; rows of a sample that belong to the next file stay in waiting."""
-    partial = file.with_name(f".{file.name}.partial")
     side = file.with_name(f"{file.name}.probability.npy")
-    partial_side = side.with_name(f".{side.name}.partial")
     counts, positives, done = ceiling.histogram(), 0, 0
     file.with_name(f"{file.name}.generator.json").unlink(missing_ok=True)
-    with open(partial, "wb") as out, open(partial_side, "wb") as out_side:
+    with replacing(file) as out, replacing(side) as out_side:
         np.lib.format.write_array_header_1_0(out_side, {"descr": "<f4", "fortran_order": False, "shape": (rows,)})
         while done < rows:
             sample = waiting.popleft() if waiting else next(samples)
@@ -86,11 +84,6 @@ def _write_file(file: Path, rows: int, seed: int, samples: Iterator[Sample], wai
             positives += int(sample.label.sum())
             done += len(sample.label)
             bar.update(len(sample.label))
-        for opened in (out, out_side):
-            opened.flush()
-            os.fsync(opened.fileno())
-    os.replace(partial_side, side)
-    os.replace(partial, file)
     about = {
         "format": 1,
         "seed": seed,

@@ -9,7 +9,7 @@ import jsonschema
 
 from bench.data.splits import NAMES
 from bench.errors import UserError
-from bench.record import write_text
+from bench.files import write_text
 
 NAME = "manifest.json"
 

@@ -4,20 +4,19 @@ dense float32 (rows, n_dense), log(1 + max(x, 0)) · sparse int32 (rows, n_spars
 """
 
 import hashlib
-import os
 from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
 
+from bench.files import replacing
+
 
 def write(folder: Path, name: str, label: np.ndarray, dense: np.ndarray, sparse: np.ndarray) -> dict:
     """Write a shard and return what the manifest says of it."""
     tensors = {"dense": dense, "label": label, "sparse": sparse}
-    partial = folder / f".{name}.partial"
-    safetensors.numpy.save_file({key: np.ascontiguousarray(value) for key, value in tensors.items()}, partial)
-    with open(partial, "rb+") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        os.fsync(file.fileno())
-    os.replace(partial, folder / name)
+    data = safetensors.numpy.save({key: np.ascontiguousarray(value) for key, value in tensors.items()})
+    with replacing(folder / name) as file:
+        file.write(data)
+    digest = hashlib.sha256(data).hexdigest()
     return {"file": name, "rows": len(label), "positives": int(label.sum()), "sha256": digest}

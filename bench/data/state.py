@@ -11,7 +11,7 @@ from bench.data import manifest
 from bench.data.schema import Schema
 from bench.data.splits import NAMES
 from bench.data.stream import Cursor
-from bench.record import write_text
+from bench.files import write_text
 
 FORMAT = 1  # raise it when a change makes half-finished work of the old code useless
 

@@ -5,7 +5,6 @@ With a cap of M rows a table, the key of rank r has id 2 + r % (M - 2).
 """
 
 import mmap
-import os
 import re
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from bench.data.counting import merged
 from bench.data.parse import MISSING
+from bench.files import replacing
 
 MISSING_ID, RARE_ID, FIRST_ID = 0, 1, 2
 LOADED_BYTES = 384 << 20  # vocabularies that are held in memory; larger ones are mapped and let go after each use
@@ -31,8 +31,7 @@ def file_name(number: int, column: str) -> str:
 def write(path: Path, runs: list[Path], threshold: int) -> tuple[int, int]:
     """Merge a column's runs and write the keys that occur at least `threshold` times. Returns (distinct, kept)."""
     distinct = kept = 0
-    partial = path.with_name(f".{path.name}.partial")
-    with open(partial, "wb") as file:
+    with replacing(path) as file:
         _write_header(file, 0)
         for keys, counts in merged(runs):
             frequent = keys[counts >= threshold]
@@ -40,9 +39,6 @@ def write(path: Path, runs: list[Path], threshold: int) -> tuple[int, int]:
             file.write(frequent.astype("<u8", copy=False).tobytes())
         file.seek(0)
         _write_header(file, kept)  # numpy pads headers, so that the length can be written last
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
     return distinct, kept
 
 
