@@ -5,9 +5,11 @@ import re
 from pathlib import Path
 
 import jsonschema
+import pandas as pd
 import yaml
 
 from bench.data.schema import load
+from paper_figures.comparison import NAMES
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -45,3 +47,16 @@ def test_the_study_shown_for_a_table_of_ones_own_is_valid():
     study = yaml.safe_load((ROOT / "workflow/config/laptop.yaml").read_text())
     study |= next(block for block in blocks if "data" in block) | {"study": "clicks"}
     jsonschema.validate(study, yaml.safe_load((ROOT / "workflow/config/schema.yaml").read_text()))
+
+
+def test_the_table_is_that_of_the_reference_results():
+    records = pd.read_csv(ROOT / "results/reference/laptop/records.csv")
+    runs = records[(records["kind"] == "accuracy") & (records["status"] == "ok")]
+    found = runs.groupby(["model", "towers"])["test_auc"].agg(["median", "std"])
+    expected = {
+        (NAMES.get(model, model).split(" (control)")[0], "–" if towers == 1 else str(towers)): f"{m:.4f} ± {s:.4f}"
+        for (model, towers), m, s in found.itertuples()
+    }
+    expected[("logistic regression", "–")] = expected.pop(("logistic", "–"))
+    rows = [line.strip("| ").split(" | ") for line in README.splitlines() if " ± " in line]
+    assert {(row[0], row[1]): row[2] for row in rows} == expected
