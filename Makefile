@@ -5,6 +5,7 @@ SHELL := bash
 .PHONY: help run test figures doctor lint venv clean
 
 STUDY ?= laptop
+STUDIES := $(filter-out schema,$(basename $(notdir $(wildcard workflow/config/*.yaml))))
 CRITEO ?=
 CORES ?= $(shell nproc)
 # CUDA=1 builds .venv for GPUs, CUDA=0 for the CPU; unset, .venv stays what it is
@@ -24,12 +25,12 @@ SNAKEMAKE := PYTHONPATH=workflow/logger snakemake --logger brief --cores $(CORES
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 help: ## this list
-	@echo "usage: make TARGET [STUDY=laptop|smoke] [CRITEO=path/to/train.txt] [CORES=$(CORES)] [CUDA=1]"
+	@echo "usage: make TARGET [STUDY=laptop] [CRITEO=path/to/train.txt] [CORES=$(CORES)] [CUDA=1]"
+	@echo "studies: $(STUDIES) (workflow/config/; each file says what it takes and showed)"
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-8s %s\n", $$1, $$2}' Makefile
 
 run: $(STAMP) ## run a study: data, training, tables, figures, results/STUDY/report.html
-	@[ -f workflow/config/$(STUDY).yaml ] || { echo "error: there is no study '$(STUDY)': set STUDY to one of" \
-	  $(filter-out schema,$(basename $(notdir $(wildcard workflow/config/*.yaml)))) >&2; exit 2; }
+	@[ -f workflow/config/$(STUDY).yaml ] || { echo "error: there is no study '$(STUDY)': set STUDY to one of $(STUDIES)" >&2; exit 2; }
 	@$(SNAKEMAKE) --configfile workflow/config/$(STUDY).yaml $(if $(CRITEO),--config criteo='$(CRITEO)')
 
 test: $(STAMP) ## run the tests

@@ -121,7 +121,7 @@ def test_an_unknown_study_is_named_with_those_there_are(checkout):
         file.touch()
     done = make(checkout, "run", "STUDY=nope")
     assert done.returncode == 2
-    assert done.stderr.splitlines()[0] == "error: there is no study 'nope': set STUDY to one of laptop smoke"
+    assert done.stderr.splitlines()[0] == "error: there is no study 'nope': set STUDY to one of criteo_head diabetes130 laptop smoke"
 
 
 def test_help_lists_every_target_and_is_the_default(checkout):
