@@ -1,12 +1,36 @@
 """Checkpoints of a run: written atomically, used again only by the very same run."""
 
+import fcntl
 import pickle
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
+from bench.errors import UserError
 from bench.files import replacing
+
+
+@contextmanager
+def alone(path: str | Path | None) -> Iterator[None]:
+    """Hold a run's checkpoint for this process: a run whose caller was killed may still be at work on it.
+
+    Raises:
+        UserError: another process holds it.
+    """
+    if path is None:
+        yield
+        return
+    lock = Path(f"{path}.lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with open(lock, "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"another process trains the run of {path}: wait for its end, or stop it") from None
+        yield  # the file stays: removing it would let a third process lock another one of the same name
 
 
 def save(path: str | Path, identity: dict, state: dict) -> None:

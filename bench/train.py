@@ -173,10 +173,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     args = parse()
-    result = run(args)
-    record.write(args.out, result)
-    if args.checkpoint:
-        Path(args.checkpoint).unlink(missing_ok=True)
+    with checkpoint.alone(args.checkpoint):
+        result = run(args)
+        record.write(args.out, result)
+        if args.checkpoint:
+            Path(args.checkpoint).unlink(missing_ok=True)
     if result["status"] == "ok":
         test = result["accuracy"]["test"]
         auc = f"{test['auc']:.5f}" if test["auc"] is not None else f"undefined ({test['auc_reason']})"

@@ -105,6 +105,16 @@ def test_a_checkpoint_of_another_run_is_not_used(data, tmp_path, capsys, monkeyp
     assert scores(found) == scores(fresh)
 
 
+def test_two_processes_never_train_one_run(data, tmp_path):
+    store = tmp_path / "run.pt"
+    with checkpoint.alone(store):
+        command = arguments(data, tmp_path / "a.json", "--model", "prior", "--checkpoint", str(store))
+        second = run_step("bench.train", *command)
+    assert second.returncode == 2 and "another process trains" in second.stderr
+    assert run_step("bench.train", *command).returncode == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"a.json", "run.pt.lock"}
+
+
 def test_a_broken_checkpoint_starts_anew(tmp_path, capsys):
     store = tmp_path / "run.pt"
     checkpoint.save(store, {"a": 1}, {"x": torch.ones(3)})
