@@ -1,7 +1,6 @@
 """Checkpoints of a run: written atomically, used again only by the very same run."""
 
 import fcntl
-import pickle
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,12 +45,12 @@ def load(path: str | Path, identity: dict) -> dict | None:
         return None
     try:
         stored = torch.load(path, weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        print(f"checkpoint {path} cannot be read ({str(error).splitlines()[0]}): starting anew", file=sys.stderr)
+        other, state = stored["identity"], stored["state"]
+    except Exception as error:  # a damaged file fails in as many ways as it can be damaged
+        print(f"checkpoint {path} cannot be read ({type(error).__name__}): starting anew", file=sys.stderr)
         return None
-    other = stored["identity"]
     differing = sorted(key for key in other.keys() | identity.keys() if other.get(key) != identity.get(key))
     if differing:
         print(f"checkpoint {path} is of another run ({', '.join(differing)} differ): starting anew", file=sys.stderr)
         return None
-    return stored["state"]
+    return state

@@ -47,20 +47,21 @@ def measure(spec: ModelSpec, cardinalities: list[int]) -> dict[str, float | int]
     Raises:
         ValueError: an unknown model, or sizes that it cannot have.
     """
-    return _measure(_build(spec, len(cardinalities)), spec, cardinalities)
+    return count(tiny(spec, len(cardinalities)), spec, cardinalities)
 
 
 def _names(features: int) -> list[str]:
     return [f"f{i}" for i in range(features)]
 
 
-def _build(spec: ModelSpec, features: int) -> nn.Module:
-    """The model over tables of one row."""
+def tiny(spec: ModelSpec, features: int) -> nn.Module:
+    """The model over tables of one row; torch's random state stays as it was. Raises ValueError as measure does."""
     with torch.random.fork_rng(devices=[]):
         return baselines.build(spec, tables(_names(features), [1] * features, spec.embedding_dim))
 
 
-def _measure(model: nn.Module, spec: ModelSpec, cardinalities: list[int]) -> dict[str, float | int]:
+def count(model: nn.Module, spec: ModelSpec, cardinalities: list[int]) -> dict[str, float | int]:
+    """Count a model that `tiny` built; as measure."""
     names = _names(len(cardinalities))
     dense = torch.zeros(BATCH, spec.dense_features)
     sparse = one_id_a_bag(names, torch.zeros(BATCH, len(names), dtype=torch.int64))
@@ -97,8 +98,8 @@ def paper_specs() -> list[ModelSpec]:
 def paper_record(spec: ModelSpec, study: str) -> dict:
     """Record (bench/record.schema.json) of one model's complexity at the paper's sizes."""
     started = datetime.now(UTC)
-    model = _build(spec, len(PAPER_ROWS))
-    complexity = _measure(model, spec, list(PAPER_ROWS))
+    model = tiny(spec, len(PAPER_ROWS))
+    complexity = count(model, spec, list(PAPER_ROWS))
     return {
         "kind": "complexity",
         "study": study,

@@ -12,7 +12,7 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
     """A file open for writing that takes the place of `path` when the block ends, and vanishes when it raises."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.partial")  # one name: a kill leaves one file, and the next try takes it
     try:
         with open(partial, "wb") as file:
             yield file

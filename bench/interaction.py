@@ -91,8 +91,8 @@ class CpuInteraction(nn.Module):
 
 
 def use_cpu_interaction(model: nn.Module) -> None:
-    """Swap every InteractionArch in the model for CpuInteraction, in place."""
+    """Swap every InteractionArch in the model for CpuInteraction, in place; subclasses stay what they are."""
     for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, InteractionArch):
+        for name, child in list(parent._modules.items()):
+            if type(child) is InteractionArch:
                 setattr(parent, name, CpuInteraction())

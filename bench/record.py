@@ -11,11 +11,14 @@ import os
 import platform
 import shlex
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
 import jsonschema
 
+from bench.arguments import cores
 from bench.errors import UserError
 from bench.files import write_text
 
@@ -40,7 +43,7 @@ def read(path: str | Path) -> dict:
         UserError: no such file, not JSON, or a field that does not fit the schema; names file, field and fault.
     """
     try:
-        record = json.loads(Path(path).read_text())
+        record = json.loads(Path(path).read_text(), parse_constant=_no_constant)
     except OSError as error:
         raise UserError(f"cannot read record {path}: {error.strerror}") from None
     except ValueError as error:
@@ -91,7 +94,7 @@ def hardware() -> dict:
     """CPU model, usable cores, memory in GiB and GPU names of this machine."""
     return {
         "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "memory_GiB": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "gpus": _gpu_names(),
     }
@@ -120,6 +123,27 @@ def check(record: dict, path: str | Path) -> None:
     if error is not None:
         field = ".".join(str(part) for part in error.absolute_path) or "record"
         raise UserError(f"record {path} does not fit its schema at {field}: {error.message[:300]}")
+    for fault in _contradictions(record):
+        raise UserError(f"record {path} contradicts itself: {fault}")
+
+
+def _contradictions(record: dict) -> Iterator[str]:
+    """What a schema cannot say."""
+    topology, groups = record["topology"], record["partition"]["groups"]
+    if topology["ranks"] != topology["ranks_per_host"] * topology["hosts"]:
+        yield "topology.ranks is not ranks_per_host x hosts"
+    if groups is not None and len(groups) != record["towers"]:
+        yield f"partition.groups has {len(groups)} groups and towers is {record['towers']}"
+    for split in ("validation", "test") if record["accuracy"] else ():
+        scores = record["accuracy"][split]
+        if scores["positives"] > scores["evaluated"]:
+            yield f"accuracy.{split}.positives is more than evaluated"
+        if scores["evaluated"] != record["data"][f"{split}_rows"]:
+            yield f"accuracy.{split}.evaluated is not data.{split}_rows: rows were left out or seen twice"
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
 
 
 def _cpu_name() -> str:

@@ -1,8 +1,8 @@
 """Embedding tables for training on one CPU: TorchRec's EmbeddingBagCollection with Adam inside the backward pass.
 
 FBGEMM's fused CPU optimizers do not include Adam, and torch.optim.SparseAdam sorts every id of every batch. Here the
-gradient of each row is summed and applied in one walk over the batch. The result is that of torch.optim.SparseAdam
-(Kingma & Ba 2015, algorithm 1, with moments of untouched rows left alone).
+gradient of each row is summed and applied in one walk over the batch. Rows of the batch get torch.optim.Adam's update
+(Kingma & Ba 2015, algorithm 1); weights and moments of all other rows are left alone, as SparseAdam does.
 
 B batch, F features, N embedding dim, R rows of all tables together.
 """
@@ -74,7 +74,8 @@ class AdamTables(nn.Module):
     backward pass.
 
     Raises:
-        ValueError: tables of different dimensions, or a table shared by features.
+        ValueError: tables of different dimensions, several features a table or tables a feature, weighted bags, or a
+            table that is not to be trained.
     """
 
     def __init__(self, collection: EmbeddingBagCollection) -> None:
@@ -82,10 +83,15 @@ class AdamTables(nn.Module):
         configs = collection.embedding_bag_configs()
         if len({c.embedding_dim for c in configs}) != 1:
             raise ValueError("AdamTables needs tables of one embedding dimension")
-        if any(len(c.feature_names) != 1 for c in configs):
-            raise ValueError("AdamTables needs one feature a table")
+        features = [name for c in configs for name in c.feature_names]
+        if len(features) != len(configs) or len(set(features)) != len(features):
+            raise ValueError("AdamTables needs one feature a table and one table a feature")
+        if collection.is_weighted():
+            raise ValueError("AdamTables knows no weighted bags")
+        if not all(p.requires_grad for p in collection.parameters()):
+            raise ValueError("AdamTables trains every table: a frozen one cannot be among them")
         self._configs = configs
-        self._keys = [c.feature_names[0] for c in configs]
+        self._keys = features
         self._dims = [c.embedding_dim for c in configs]
         rows = [c.num_embeddings for c in configs]
         self._rows_F1 = torch.tensor(rows)[:, None]
@@ -101,6 +107,7 @@ class AdamTables(nn.Module):
         self.register_buffer("step_count", torch.zeros((), dtype=torch.int64))
         self._slot_R = np.full(sum(rows), -1, np.int32)
         self.learning_rate = 0.0
+        self._waits_for_backward = False
 
     def embedding_bag_configs(self):
         return self._configs
@@ -109,7 +116,8 @@ class AdamTables(nn.Module):
         """(F, B) ids, one a bag -> KeyedTensor of (B, F * N).
 
         Raises:
-            ValueError: a bag with no id or several, or an id that its table does not have.
+            ValueError: a bag with no id or several, an id that its table does not have, or a second lookup before the
+                backward pass of the first (each backward pass is a step of Adam).
         """
         if not (features.lengths() == 1).all():
             raise ValueError("AdamTables needs one id a bag")
@@ -122,10 +130,15 @@ class AdamTables(nn.Module):
             f, b = outside_FB.nonzero()[0].tolist()
             rows = int(self._rows_F1[f])
             raise ValueError(f"feature {self._keys[f]!r} has id {int(ids_FB[f, b])} and its table {rows} rows")
+        if torch.is_grad_enabled():
+            if self._waits_for_backward:
+                raise ValueError("AdamTables can be looked up once for each backward pass")
+            self._waits_for_backward = True
         out_BFN = _Lookup.apply(self._weight_RN, ids_FB + self._first_row_F1, self)
         return KeyedTensor(self._keys, self._dims, out_BFN.flatten(1))
 
     def _apply_gradient(self, ids_FB: torch.Tensor, grad_BFN: torch.Tensor) -> None:
+        self._waits_for_backward = False
         self.step_count += 1
         step = int(self.step_count)
         arrays = [x.detach().numpy() for x in (self._weight_RN, self.exp_avg, self.exp_avg_sq)]
@@ -140,11 +153,14 @@ class AdamTables(nn.Module):
 
 
 def use_adam_tables(model: nn.Module) -> list[AdamTables]:
-    """Swap every EmbeddingBagCollection in the model for AdamTables, in place; returns them."""
-    made = []
+    """Swap every EmbeddingBagCollection in the model for AdamTables, in place; returns them.
+
+    Subclasses stay what they are: their own code would be lost.
+    """
+    made: dict[nn.Module, AdamTables] = {}
     for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, EmbeddingBagCollection):
-                made.append(AdamTables(child))
-                setattr(parent, name, made[-1])
-    return made
+        for name, child in list(parent._modules.items()):
+            if type(child) is EmbeddingBagCollection:
+                made[child] = made.get(child) or AdamTables(child)
+                setattr(parent, name, made[child])
+    return list(made.values())

@@ -25,6 +25,7 @@ from tqdm import tqdm
 import baselines
 from baselines.spec import ModelSpec
 from bench import checkpoint, complexity, evaluate, record
+from bench.arguments import cores, name, positive, share, whole
 from bench.batch import one_id_a_bag, tables
 from bench.data.reader import DataSet, open_dataset
 from bench.errors import UserError, cli
@@ -91,52 +92,71 @@ def train(model: nn.Module, data: DataSet, args: argparse.Namespace, identity: d
     return progress
 
 
-def run(args: argparse.Namespace) -> dict:
-    """Train and evaluate as the arguments say; the record of the run, whatever its status."""
-    started = datetime.datetime.now(datetime.UTC)
-    torch.set_num_threads(args.threads)
-    data = open_dataset(args.data)
+def attempt(
+    spec: ModelSpec, data: DataSet, args: argparse.Namespace, identity: dict
+) -> tuple[str, str | None, dict | None]:
+    """Build, train and evaluate: the record's status, its reason (None: ok) and its accuracy part (None: not ok)."""
     try:
-        spec = replace(ModelSpec.from_args(args), dense_features=len(data.dense_names))
-        complexity_part = complexity.measure(spec, data.cardinalities)
         torch.manual_seed(args.seed)
         model = baselines.build(spec, tables(data.sparse_names, data.cardinalities, spec.embedding_dim))
-    except ValueError as error:
-        raise UserError(f"cannot build {args.model}: {error}") from None
-    if hasattr(model, "start_from"):
-        train_split = data.manifest["splits"]["train"]
-        model.start_from(train_split["positives"] / train_split["rows"])
-
-    settings = ("seed", "batch_size", "learning_rate", "warmup", "threads")
-    options = {**asdict(spec), **{name: getattr(args, name) for name in settings}}
-    identity = {**options, "split_hash": data.manifest["split_hash"], "source_hash": record.source_hash()}
-    status, reason, accuracy = "ok", None, None
-    try:
+        if hasattr(model, "start_from"):
+            train_split = data.manifest["splits"]["train"]
+            model.start_from(train_split["positives"] / train_split["rows"])
         progress = train(model, data, args, identity)
         scores = {
             split: evaluate.metrics(*evaluate.predict(model, data, split, args.batch_size))
             for split in ("validation", "test")
         }
-        accuracy = {
-            **scores,
-            "train_samples": progress.rows,
-            "train_steps": progress.step,
-            "samples_per_s": progress.rows / progress.seconds,
-            "progressive_logloss": progress.loss_sum / progress.rows,
-        }
     except (Diverged, evaluate.NotFinite) as error:
-        status, reason = "diverged", str(error)
+        return "diverged", str(error), None
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "can't allocate memory" not in str(error):
             raise
-        status, reason = "oom", str(error).partition("\n")[0][:300] or "out of memory"
+        return "oom", str(error).partition("\n")[0][:300] or "out of memory", None
+    training = {
+        "train_samples": progress.rows,
+        "train_steps": progress.step,
+        "samples_per_s": progress.rows / progress.seconds,
+        "progressive_logloss": progress.loss_sum / progress.rows,
+    }
+    return "ok", None, scores | training
 
+
+def run(args: argparse.Namespace) -> dict:
+    """Train and evaluate as the arguments say; the record of the run, whatever its status.
+
+    Raises:
+        UserError: a data set, model or sizes that cannot be, or an output that cannot be written.
+    """
+    started = datetime.datetime.now(datetime.UTC)
+    _check_places(args)
+    torch.set_num_threads(args.threads)
+    data = open_dataset(args.data)
+    try:
+        spec = replace(ModelSpec.from_args(args), dense_features=len(data.dense_names))
+        tiny = complexity.tiny(spec, len(data.sparse_names))
+    except ValueError as error:
+        raise UserError(f"cannot build {args.model}: {error}") from None
+    if tiny.partition is None and (spec.towers, spec.partition, spec.tower_dim) != (1, None, None):
+        raise UserError(f"{spec.model} has no towers: leave --towers, --partition and --tower-dim out")
+
+    settings = ("seed", "batch_size", "learning_rate", "warmup", "threads")
+    options = {**asdict(spec), **{key: getattr(args, key) for key in settings}}
+    identity = {  # what the numbers depend on
+        **options,
+        "split_hash": data.manifest["split_hash"],
+        "cardinalities": data.cardinalities,
+        "source_hash": record.source_hash(),
+        "versions": record.versions(),
+        "cpu": record.hardware()["cpu"],
+    }
+    status, reason, accuracy = attempt(spec, data, args, identity)
     splits, generator = data.manifest["splits"], data.manifest["generator"]
     return {
         "kind": "accuracy",
         "study": args.study,
         "run": Path(args.out).stem,
-        **record.of_model(spec, model, args.partition),
+        **record.of_model(spec, tiny, args.partition),
         **record.of_process("bench.train", started),
         "seed": args.seed,
         "data": {
@@ -149,25 +169,36 @@ def run(args: argparse.Namespace) -> dict:
         "status": status,
         "reason": reason,
         "accuracy": accuracy,
-        "complexity": {**complexity_part, "sizes": "study"},
+        "complexity": {**complexity.count(tiny, spec, data.cardinalities), "sizes": "study"},
     }
 
 
+def _check_places(args: argparse.Namespace) -> None:
+    """Find out before training, not after it, that a result could not be written."""
+    if Path(args.out).suffix != ".json":
+        raise UserError(f"--out {args.out}: name a .json file (that is what bench.gather looks for)")
+    for path in (Path(place) for place in (args.out, args.checkpoint) if place):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir() or not os.access(path.parent, os.W_OK):
+            raise UserError(f"{path} cannot be written: name a file in a folder of your own")
+
+
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Arguments of the command line (argv: None), or of a list."""
     parser = argparse.ArgumentParser(prog="python -m bench.train", description=__doc__.split("\n\n")[0])
     parser.add_argument("--data", required=True, help="folder of a prepared data set (python -m bench.data.prepare)")
     parser.add_argument("--out", required=True, help="the record to write, a .json file named after the run")
-    parser.add_argument("--study", default="none", help="name of the study that the run belongs to")
+    parser.add_argument("--study", type=name, default="none", help="name of the study that the run belongs to")
     ModelSpec.add_arguments(parser)
-    parser.add_argument("--seed", type=int, default=0, help="of weights and of the order of training rows")
-    parser.add_argument("--batch-size", type=_positive(int), default=4096, help="rows a step (default %(default)s)")
     parser.add_argument(
-        "--learning-rate", type=_positive(float), default=1e-3, help="Adam's peak (default %(default)s)"
+        "--seed", type=whole(0, 2**63 - 1), default=0, help="of weights and of the order of training rows"
     )
-    parser.add_argument("--warmup", type=_share, default=0.1, help="share of the steps (default %(default)s)")
+    parser.add_argument("--batch-size", type=whole(1), default=4096, help="rows a step (default %(default)s)")
+    parser.add_argument("--learning-rate", type=positive, default=1e-3, help="Adam's peak (default %(default)s)")
+    parser.add_argument("--warmup", type=share, default=0.1, help="share of the steps (default %(default)s)")
     parser.add_argument("--checkpoint", help="file to resume from and to save to; removed when the record is written")
-    parser.add_argument("--checkpoint-every", type=_positive(int), default=500, help="steps (default %(default)s)")
-    parser.add_argument("--threads", type=_positive(int), default=_cores(), help="CPU threads (default: all cores)")
+    parser.add_argument("--checkpoint-every", type=whole(1), default=500, help="steps (default %(default)s)")
+    parser.add_argument("--threads", type=whole(1, 1024), default=cores(), help="CPU threads (default: all cores)")
     return parser.parse_args(argv)
 
 
@@ -185,28 +216,6 @@ def main() -> int:
     else:
         print(f"{result['run']}: {result['status']}: {result['reason']} -> {args.out}")
     return 0
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
-def _positive(kind: type):
-    def convert(text: str):
-        value = kind(text)
-        if not 0 < value < math.inf:
-            raise argparse.ArgumentTypeError(f"must be positive, got {text}")
-        return value
-
-    convert.__name__ = kind.__name__  # argparse names it in its messages
-    return convert
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"must be between 0 and 1, got {text}")
-    return value
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 import baselines
 from baselines.spec import ModelSpec
 from bench import complexity
+from bench.arguments import whole
 from bench.batch import one_id_a_bag, tables
 from bench.errors import cli
 from bench.step import TrainStep
@@ -129,9 +130,23 @@ def main() -> None:
         prog="python -m bench.train_speed", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--size", choices=SIZES, nargs="+", default=list(SIZES), help="which to run (default: all)")
-    parser.add_argument("--steps", type=int, default=20, help="steps a repeat (default %(default)s)")
-    parser.add_argument("--repeats", type=int, default=5, help="repeats in turn (default %(default)s)")
-    parser.add_argument("--threads", type=int, help="CPU threads (default: torch's own choice)")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=20,
+        choices=range(1, 10_001),
+        metavar="N",
+        help="steps a repeat (default %(default)s)",
+    )
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=5,
+        choices=range(1, 1001),
+        metavar="N",
+        help="repeats in turn (default %(default)s)",
+    )
+    parser.add_argument("--threads", type=whole(1, 1024), help="CPU threads (default: torch's own choice)")
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)

@@ -23,8 +23,7 @@ NAMES = {
 }
 FLAT = {"dlrm_small_over": "dlrm", "dmt_dlrm": "dlrm", "sptt_dlrm": "dlrm", "dmt_dcn": "dcn", "sptt_dcn": "dcn"}
 SAME_OVER_ARCH = {"dmt_dlrm": "dlrm_small_over"}  # most of the saved operations come from it
-
-NOT_IN_STUDY = "not in this study"
+CONTROLS = ("logistic", "prior")
 
 
 @dataclass(frozen=True)
@@ -59,6 +58,25 @@ def arranged(pairs: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
     return sorted(set(pairs), key=lambda p: (names.index(p[0]) if p[0] in names else unknown, *p))
 
 
+def group(model: str) -> str:
+    """What a model is read together with: its flat model (FLAT), the controls, or itself alone."""
+    return "controls" if model in CONTROLS else FLAT.get(model, model)
+
+
+def in_words(pairs: Iterable[tuple[str, int]]) -> list[str]:
+    """(model, towers) as a reader says it: "DLRM (flat)", "DMT-DLRM with 2 and 8 towers"."""
+    towers: dict[str, list[int]] = {}
+    for model, count in pairs:
+        towers.setdefault(NAMES.get(model, model), []).append(count)
+    return [name if counts == [1] else f"{name} with {with_towers(counts)}" for name, counts in towers.items()]
+
+
+def with_towers(counts: Iterable[int]) -> str:
+    """ "2, 4 and 8 towers"."""
+    *first, last = map(str, counts)
+    return f"{', '.join(first)} and {last} towers" if first else f"{last} towers"
+
+
 def runs_of(table: pd.DataFrame, model: str, towers: int) -> pd.DataFrame:
     runs = records.accuracy(table)
     return runs[(runs["model"] == model) & (runs["towers"] == towers)].sort_values("seed")
@@ -77,11 +95,12 @@ def difference(table: pd.DataFrame, model: str, towers: int, flat: str) -> Sprea
 
 
 def faults(table: pd.DataFrame, model: str, towers: int) -> str:
-    """How runs ended that gave no AUC: "diverged (1 of 3)", "not run (1 of 3)"; "" when each seed has its AUC."""
+    """How runs ended that gave no AUC: "diverged (1 of 3)", "not run (1 of 3)"; "" when each seed has its AUC.
+
+    For a model and towers of the study (`grid`): records do not tell a run that was never planned from a missing one.
+    """
     expected = sorted(records.accuracy(table)["seed"].unique())
     runs = runs_of(table, model, towers)
-    if runs.empty:
-        return NOT_IN_STUDY
     counts = runs[runs["status"] != "ok"]["status"].value_counts().to_dict()
     undefined = int(((runs["status"] == "ok") & runs["test_auc"].isna()).sum())
     if undefined:

@@ -46,7 +46,9 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
             text[column] = [v if isinstance(v, str) else f"{v:{sign}.{digits}f}" for v in text[column]]
     units = {"mflop": "MFLOP", "parameters_G": "10^9 parameters"}
     names = {
-        f"{name}_{what}": f"{units[what]}, {name}" for name in ("measured", "paper", "difference") for what in units
+        f"{name}_{what}": f"{units[what]}, {kind}"
+        for name, kind in (("measured", "measured"), ("paper", "paper"), ("difference", "measured minus paper"))
+        for what in units
     }
     return text.rename(columns=names | {"table": "paper's table", "tower_dim": "D"})
 

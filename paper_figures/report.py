@@ -6,14 +6,16 @@ Reads records.csv, the data set's manifest.json and the drawn figure; the tables
 import argparse
 import base64
 import json
+import re
 from pathlib import Path
 
 import jinja2
 import pandas as pd
 
-from paper_figures import comparison, complexity, records, table4
+from paper_figures import comparison, complexity, findings, records, table4
 
-COMPARED = (("dmt_dlrm", "dlrm_small_over"), ("dmt_dlrm", "dlrm"), ("dmt_dcn", "dcn"))
+FAULT = re.compile(r"(diverged|oom|failed|timeout|not run|undefined|AUC undefined)( \(\d+ of \d+\))?")
+ABSENT = ("n/a", "not in paper", "not counted", "no shared seed", "none")
 SPLITS = ("train", "validation", "test")
 
 
@@ -25,15 +27,19 @@ def render(table: pd.DataFrame, manifest: dict, figure_png: bytes) -> str:
             "the manifest and the records have different split hashes: give the manifest of their data"
         )
     template = Path(__file__).with_name("report.html.j2").read_text()
+    built = table4.build(table)
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters["mark"] = _mark
     return environment.from_string(template).render(
         study=runs["study"].iloc[0],
         summary=_summary(runs),
-        findings=[text for pair in COMPARED if (text := _finding(table, *pair))],
+        findings=findings.findings(table),
         data=_data(manifest),
-        table4=table4.readable(table4.build(table)).to_dict("records"),
+        table4=table4.readable(built).to_dict("records"),
+        group_starts=_group_starts(built["model"]),
+        paper_only=table4.paper_only(built),
         figure=base64.b64encode(figure_png).decode(),
         complexity=complexity.readable(complexity.build(table)),
         runs=[_run(row) for row in runs.to_dict("records")],
@@ -46,11 +52,8 @@ def render(table: pd.DataFrame, manifest: dict, figure_png: bytes) -> str:
 def _summary(runs: pd.DataFrame) -> dict:
     status = runs["status"].value_counts().to_dict()
     seconds = runs["wall_s"].sum()
-    towers: dict[str, list[str]] = {}
-    for model, count in comparison.grid(runs):
-        towers.setdefault(comparison.NAMES.get(model, model), []).append(str(count))
     return {
-        "models": [name if t == ["1"] else f"{name} with {', '.join(t)} towers" for name, t in towers.items()],
+        "models": comparison.in_words(comparison.grid(runs)),
         "seeds": ", ".join(str(int(seed)) for seed in sorted(runs["seed"].unique())),
         "runs": len(runs),
         "status": ", ".join(f"{n} {name}" for name, n in status.items()),
@@ -61,37 +64,32 @@ def _summary(runs: pd.DataFrame) -> dict:
     }
 
 
-def _finding(table: pd.DataFrame, model: str, flat: str) -> str | None:
-    """Paired differences of a tower model to a flat model, in words; None where there is nothing to say."""
-    pairs = [towers for name, towers in comparison.grid(table) if name == model]
-    found = {towers: delta for towers in pairs if (delta := comparison.difference(table, model, towers, flat))}
-    if not found:
-        return None
-    shown = [f"{towers} towers {delta.median:+.1f}" for towers, delta in found.items()]
-    clear = sum(delta.low > 0 or delta.high < 0 for delta in found.values())
-    own = comparison.auc(table, flat, 1)
-    names = f"{comparison.NAMES[model]} minus {comparison.NAMES[flat]}"
-    text = f"{names}, test AUC in 1e-4, median over seeds: {', '.join(shown)}. "
-    if own.n == 1:
-        return text + "One seed only: no spread to judge these by."
-    apart = (own.high - own.low) * 1e4
-    sides = f"All seeds lie on one side of zero for {clear} of {len(found)} numbers of towers"
-    return f"{text}{sides}; the flat model's own seeds lie {apart:.1f} apart."
+def _mark(text: str) -> str:
+    """The look of a cell: "bad" where a run is told to have gone wrong, "none" where there is no number, else ""."""
+    if any(FAULT.fullmatch(part) for part in re.split("[;,] ", text)):
+        return "bad"
+    return "none" if text in ABSENT else ""
+
+
+def _group_starts(models: pd.Series) -> list[bool]:
+    """For each row of table 4, whether it opens another group of models than the row above."""
+    groups = models.map(comparison.group)
+    return [False, *(groups != groups.shift())[1:]]
 
 
 def _data(manifest: dict) -> dict:
     splits = []
     for name in SPLITS:
         split = manifest["splits"][name]
-        unseen = split.get("unseen_share") or {}
-        most = max(unseen, key=unseen.get) if unseen else None
+        rare = split.get("unseen_share") or {}
+        most = max(rare, key=rare.get) if rare else None
         splits.append(
             {
                 "name": name,
                 "rows": f"{split['rows']:,}",
                 "positives": f"{split['positives']:,}",
                 "rate": f"{split['positives'] / split['rows']:.4f}" if split["rows"] else "no rows",
-                "unseen": f"{unseen[most]:.2%} ({most})" if most else "n/a",
+                "rare": f"{rare[most]:.2%} ({most})" if most else "n/a",
             }
         )
     bad = {fault: count for fault, count in manifest["bad_rows"].items() if count}

@@ -1,6 +1,7 @@
 """Table 4: AUC, operations and parameters by number of towers, measured here beside the paper's values.
 
-Writes table4.csv (a value a column; column names begin with measured_ or paper_) and table4.md (for reading).
+Writes table4.csv (a value a column; column names begin with measured_ or paper_) and table4.md (for reading; without
+the parameters at the paper's sizes, which are in the table of paper_figures.complexity).
 """
 
 import argparse
@@ -11,46 +12,50 @@ import pandas as pd
 from paper_figures import comparison, paper_values, records
 
 READING = """\
-Measured: test AUC, median ± standard deviation over seeds; differences are taken seed by seed (median, lowest to
-highest, in 1e-4). MFLOP a sample: forward and backward, counted by PyTorch's profiler; at the study's sizes, and at the
-paper's, where the paper's own value stands beside it. Paper: Criteo 1TB, embeddings of 128, at least 9 runs: its AUC
-and a measured AUC belong to different data and may not be compared. Most of DMT-DLRM's saving in operations comes from
-its smaller over arch: compare it with the flat DLRM that has the same over arch.
+Measured: test AUC, median ± standard deviation over seeds; differences (Δ) to the flat model and to the flat model
+with the same over arch are taken seed by seed (median, lowest to highest, 1 is 0.0001). MFLOP a sample: forward and
+backward, counted by PyTorch's profiler; at the study's sizes, as the parameters, and at the paper's, where the paper's
+own value stands beside it. Paper: Criteo 1TB, embeddings of 128, at least 9 runs: its AUC and a measured AUC belong to
+different data and may not be compared. Most of DMT-DLRM's saving in operations comes from its smaller over arch:
+compare it with the flat DLRM that has the same over arch.
 """
 HEADER = {
     "model": "model",
     "towers": "towers",
     "measured_auc": "AUC, measured",
     "measured_seeds": "seeds",
-    "measured_difference_to_flat": "to flat, measured (1e-4)",
-    "measured_difference_to_same_over_arch": "to flat with the same over arch, measured (1e-4)",
-    "measured_mflop_study": "MFLOP, measured (study's sizes)",
-    "measured_parameters_study": "parameters, measured (study's sizes)",
-    "measured_mflop_paper_sizes": "MFLOP, measured (paper's sizes)",
+    "measured_difference_to_flat": "Δ flat, measured",
+    "measured_difference_to_same_over_arch": "Δ same over arch, measured",
+    "measured_mflop_study": "MFLOP, measured",
+    "measured_parameters_study": "parameters, measured",
+    "measured_mflop_paper_sizes": "at paper's sizes, measured",
     "paper_mflop": "MFLOP, paper",
-    "measured_parameters_paper_sizes": "10^9 parameters, measured (paper's sizes)",
-    "paper_parameters_G": "10^9 parameters, paper",
     "paper_auc": "AUC, paper",
 }
-NUMBERS = [  # column, form, scale
-    ("measured_mflop_study", "{:.3g}", 1),
-    ("measured_parameters_study", "{:,.0f}", 1),
-    ("measured_mflop_paper_sizes", "{:.2f}", 1),
-    ("paper_mflop", "{:.2f}", 1),
-    ("measured_parameters_paper_sizes", "{:.2f}", 1e-9),
-    ("paper_parameters_G", "{:.2f}", 1),
-]
+DECIMALS = {
+    "measured_mflop_study": 3,
+    "measured_parameters_study": 0,
+    "measured_mflop_paper_sizes": 2,
+    "paper_mflop": 2,
+}
 
 
 def build(table: pd.DataFrame) -> pd.DataFrame:
-    """One row for each model and number of towers of the study or of the paper's table; what is absent says why."""
+    """One row for each model and number of towers of the study, with the paper's values where it has that row."""
     printed = paper_values.table("table4").rename(columns={"mflop_per_sample": "mflop"}).set_index(["model", "towers"])
-    pairs = comparison.arranged([*comparison.grid(table), *printed.index])
-    rows = [_row(table, printed, model, towers) for model, towers in pairs]
+    rows = [_row(table, printed, model, towers) for model, towers in comparison.grid(table)]
     best = records.ceiling(table)
     if best is not None:
         rows.append(dict.fromkeys(rows[0], "n/a") | {"model": "ceiling", "measured_auc_median": best})
     return pd.DataFrame(rows)
+
+
+def paper_only(built: pd.DataFrame) -> str:
+    """A sentence that names the rows of the paper's table 4 which the study has not; "" where it has them all."""
+    own = set(zip(built["model"], built["towers"], strict=True))
+    printed = paper_values.table("table4")
+    others = comparison.arranged(set(zip(printed["model"], printed["towers"], strict=True)) - own)
+    return f"In the paper's table 4, not in this study: {'; '.join(comparison.in_words(others))}." if others else ""
 
 
 def _row(table: pd.DataFrame, printed: pd.DataFrame, model: str, towers: int) -> dict:
@@ -99,8 +104,7 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
         text = {"model": _name(row["model"]), "towers": towers, "measured_auc": auc, "measured_seeds": seeds}
         for name in ("measured_difference_to_flat", "measured_difference_to_same_over_arch"):
             text[name] = _range(row, name)
-        for name, form, scale in NUMBERS:
-            text[name] = _number(row[name], form, scale)
+        text |= {name: _number(row[name], decimals) for name, decimals in DECIMALS.items()}
         rows.append(text | {"paper_auc": _plus_minus(row["paper_auc"], row["paper_auc_std"])})
     return pd.DataFrame(rows)
 
@@ -109,8 +113,13 @@ def _name(model: str) -> str:
     return "ceiling (true probability)" if model == "ceiling" else comparison.NAMES.get(model, model)
 
 
-def _number(value, form: str, scale: float) -> str:
-    return value if isinstance(value, str) else form.format(value * scale)
+def _number(value, decimals: int) -> str:
+    if isinstance(value, str):
+        return value
+    if value == 0:
+        return "0"
+    smallest = 10**-decimals
+    return f"{value:,.{decimals}f}" if value >= smallest else f"< {smallest}"
 
 
 def _plus_minus(median, std) -> str:
@@ -128,7 +137,8 @@ def _range(row: pd.Series, name: str) -> str:
 
 def markdown(table: pd.DataFrame) -> str:
     study = readable(table).rename(columns=HEADER)
-    return f"{study.to_markdown(index=False, disable_numparse=True)}\n\n{READING}"
+    others = paper_only(table)
+    return f"{study.to_markdown(index=False, disable_numparse=True)}\n\n{READING}" + (f"\n{others}\n" if others else "")
 
 
 def main() -> None:

@@ -4,10 +4,12 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.evaluate import metrics
+from bench.data.reader import Batch
+from bench.evaluate import NotFinite, metrics, predict
 
 
 @given(seed=st.integers(0, 99), rows=st.integers(2, 200), levels=st.integers(1, 20))
@@ -46,3 +48,38 @@ def test_one_class_has_no_auc_and_says_why(label, word):
     found = metrics(np.zeros(3, np.float32), np.full(3, label, np.float32))
     assert found["auc"] is None and found["ne"] is None
     assert found["auc_reason"] == f"all 3 evaluated rows are {word}"
+
+
+class Rows:
+    """Stands in for a data set: five rows in batches of two."""
+
+    sparse_names = ["a"]
+
+    def rows(self, split):
+        return 5
+
+    def batches(self, split, batch_size):
+        for first in range(0, 5, batch_size):
+            rows = torch.arange(first, min(first + batch_size, 5)).float()
+            yield Batch(dense=rows[:, None], sparse=torch.zeros(len(rows), 1, dtype=torch.int32), label=rows % 2)
+
+
+class Model(torch.nn.Module):
+    def __init__(self, bad):
+        super().__init__()
+        self.bad = bad
+
+    def forward(self, dense, sparse):
+        return torch.where(dense[:, 0] == self.bad, torch.nan, dense[:, 0])
+
+
+def test_predict_gives_every_row_once_in_order_and_keeps_the_mode():
+    model = Model(bad=-1)
+    logits, labels = predict(model, Rows(), "test", 2)
+    assert logits.tolist() == [0, 1, 2, 3, 4] and labels.tolist() == [0, 1, 0, 1, 0]
+    assert model.training
+
+
+def test_an_output_that_is_not_finite_is_named_by_its_rows():
+    with pytest.raises(NotFinite, match="test rows 2 to 3"):
+        predict(Model(bad=3), Rows(), "test", 2)

@@ -8,13 +8,12 @@ import sys
 from pathlib import Path
 
 import made_up_study as made_up
-import matplotlib.colors
 import pandas as pd
 import pytest
 
 from bench import gather as gathering
 from bench.errors import UserError
-from paper_figures import auc_towers, comparison, complexity, paper_values, records, report, table4
+from paper_figures import auc_towers, comparison, complexity, findings, paper_values, records, report, style, table4
 
 COUNTED = [
     made_up.complexity("dlrm", 1, None, 14.738, 22777000000),
@@ -93,10 +92,31 @@ def test_paper_values_stand_beside_and_apart(uneven):
     assert small["paper_auc"] == small["paper_mflop"] == "not in paper"
     marked = [name for name in built if name not in ("model", "towers")]
     assert all(name.startswith(("measured_", "paper_")) for name in marked)
-    printed = paper_values.values().query("item == 'table4' and metric == 'auc'")
-    assert {(model, towers) for model, towers in zip(built["model"], built["towers"], strict=True)} >= {
-        paper_values.model(series) for series in printed["series"]
-    }
+
+
+def test_table4_has_the_studys_rows_and_names_the_papers_others(uneven, tmp_path):
+    built = table4.build(uneven)
+    assert set(built["model"]) == {"dlrm", "dlrm_small_over", "dmt_dlrm", "ceiling"}
+    assert len(built) == 4, "no rows for numbers of towers that the study has not"
+    others = (
+        "In the paper's table 4, not in this study: DMT-DLRM with 2, 4, 16 and 26 towers; DCN (flat); "
+        "DMT-DCN with 2, 4, 8, 16 and 26 towers."
+    )
+    assert others in table4.markdown(built) and others in html(uneven, tmp_path).replace("&#39;", "'")
+    whole = table4.build(study(tmp_path / "whole", made_up.grid()))
+    printed = paper_values.table("table4")
+    assert set(zip(whole["model"], whole["towers"], strict=True)) >= set(
+        zip(printed["model"], printed["towers"], strict=True)
+    )
+    assert table4.paper_only(whole) == "" and "not in this study" not in table4.markdown(whole)
+
+
+def test_small_numbers_keep_their_decimals(tmp_path):
+    runs = [made_up.record(model, 1, 0) for model in ("dlrm", "dcn", "logistic", "prior")]
+    for run, mflop in zip(runs, (0.39, 1.924688, 2e-6, 0), strict=True):
+        run["complexity"] = run["complexity"] | {"mflop_per_sample": mflop}
+    text = table4.readable(table4.build(study(tmp_path, runs)))
+    assert list(text["measured_mflop_study"]) == ["0.390", "1.925", "< 0.001", "0", "n/a"]
 
 
 def test_nothing_is_blank_or_zero(uneven, tmp_path):
@@ -104,9 +124,6 @@ def test_nothing_is_blank_or_zero(uneven, tmp_path):
     path = tmp_path / "table4.csv"
     path.write_text(built.to_csv(index=False))
     assert not pd.read_csv(path, keep_default_na=False).isin(["", "nan", "NaN"]).any().any()
-    never_run = row(built, "dmt_dcn", 4)
-    assert never_run["measured_auc_median"] == never_run["measured_faults"] == "not in this study"
-    assert "| not in this study" in table4.markdown(built)
 
 
 def test_faults_are_named(tmp_path):
@@ -163,14 +180,68 @@ def test_figure_draws_seeds_medians_and_the_paper_apart(tmp_path):
     assert expected[3] is None and pd.isna(drawn[3]), "a number of towers without runs is a gap, not a line across"
     assert [d for d in drawn if not pd.isna(d)] == pytest.approx([e.median for e in expected if e])
     notes = " ".join(text.get_text() for text in measured.texts).replace("\n", " ")
-    assert "DMT-DLRM, 8 towers: not in this study" in notes
+    assert "No AUC" not in notes, "8 towers are not of this study: nothing went wrong there"
     assert "ceiling 0.8125" in notes and "logistic regression 0.74" in notes
-    blue = matplotlib.colors.to_rgb("#0072B2")
+    blue = tuple(style.LOOKS["dlrm"]["color"])
     points = [c for c in measured.collections if len(c.get_offsets()) == 3 and tuple(c.get_facecolor()[0][:3]) == blue]
     assert len(points) == 5, "three seeds for the flat DLRM and each number of towers that ran"
     low, high = paper.get_ylim()
     assert low < 0.7998 and high > 0.8047 and not low < measured.get_ylim()[0] < high
     assert "Paper" in paper.get_title(loc="left") and "Measured" in measured.get_title(loc="left")
+
+
+def test_figure_of_a_part_of_the_grid(tmp_path):
+    runs = [made_up.record(m, t, s) for m, t in (("dlrm", 1), ("dlrm_small_over", 1), ("dmt_dlrm", 2)) for s in (0, 1)]
+    runs[3] = made_up.failed("dlrm_small_over", 1, 1, "oom", "out of memory")
+    runs[5] = made_up.failed("dmt_dlrm", 2, 1, "diverged", "loss is nan at step 3")
+    figure = auc_towers.draw(study(tmp_path, runs))
+    measured, paper = figure.axes
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["DLRM (flat), DMT-DLRM", "DLRM (flat) with DMT's over arch"], "as the tables call it; no DCN"
+    assert len(paper.containers) == 1, "of the paper, too, the study's families only"
+    notes = " ".join(text.get_text() for text in measured.texts).replace("\n", " ")
+    faults = "DLRM (flat) with DMT's over arch: oom (1 of 2); DMT-DLRM with 2 towers: diverged (1 of 2)"
+    assert f"No AUC (×): {faults}" in notes and "not in this study" not in notes
+    assert [line.get_marker() for line in measured.get_lines()].count("x") == 2
+
+
+SAID = "With 8 towers DMT-DLRM's test AUC"
+
+
+@pytest.mark.parametrize(
+    ("flat", "towers", "said"),
+    [
+        ((0.80, 0.8004, 0.8002), (0.798, 0.7985, 0.7985), f"{SAID} lies 0.0019 below that of DLRM (flat)."),
+        ((0.80, 0.8004, 0.8002), (0.802, 0.8025, 0.8025), f"{SAID} lies 0.0021 above that of DLRM (flat)."),
+        ((0.80, 0.8004, 0.8002), (0.798, 0.7985, 0.8003), f"{SAID} cannot be told from that of DLRM (flat)."),
+        ((0.80, 0.8044, 0.8002), (0.798, 0.8024, 0.7982), f"{SAID} cannot be told from that of DLRM (flat)."),
+        ((0.80,), (0.798,), f"{SAID} cannot be judged against that of DLRM (flat): one seed shows no spread."),
+        ((0.80, 0.81), (None, None), f"{SAID} cannot be compared with that of DLRM (flat): no seed has both."),
+        ((None, None), (0.80, 0.81), f"{SAID} cannot be compared with that of DLRM (flat): no seed has both."),
+    ],
+    ids=["below", "above", "seeds disagree", "within the flat model's seeds", "one seed", "no AUC", "no AUC of flat"],
+)
+def test_the_answer_in_words(tmp_path, flat, towers, said):
+    runs = [with_auc(made_up.record("dlrm", 1, s), auc) for s, auc in enumerate(flat)]
+    runs += [with_auc(made_up.record("dmt_dlrm", 8, s), auc) for s, auc in enumerate(towers)]
+    table = study(tmp_path, runs)
+    (found,) = findings.findings(table)
+    assert found.answer == said
+    page = html(table, tmp_path).replace("&#39;", "'")
+    assert said in page
+    assert f'<span class="paper">{found.paper}</span>' in page and "-0.0002 to +0.0000 from its flat" in found.paper
+
+
+def test_the_answer_parts_the_numbers_of_towers(tmp_path):
+    auc = {2: 0.797, 4: 0.798, 26: 0.8002}
+    runs = [with_auc(made_up.record("dcn", 1, s), 0.80 + 0.0003 * s) for s in (0, 1)]
+    runs += [with_auc(made_up.record("dmt_dcn", t, s), auc[t] + 0.0003 * s) for t in auc for s in (0, 1)]
+    (found,) = findings.findings(study(tmp_path, runs))
+    assert found.answer == (
+        "With 2 and 4 towers DMT-DCN's test AUC lies 0.0020 to 0.0030 below that of DCN (flat). "
+        "With 26 towers DMT-DCN's test AUC cannot be told from that of DCN (flat)."
+    )
+    assert found.numbers == "2 towers -30.0; 4 towers -20.0; 26 towers +2.0; the flat model's own seeds lie 3.0 apart"
 
 
 def html(table: pd.DataFrame, tmp_path: Path) -> str:
@@ -198,6 +269,37 @@ def test_report_tells_the_whole_study(tmp_path):
     assert [cell for cell in cells if "±" in cell and cell.startswith("0.79")] == ["0.7998 ± 0.0002"], (
         "2T-DCN, the paper's"
     )
+
+
+def test_report_marks_each_number_by_its_source(tmp_path):
+    page = html(study(tmp_path, made_up.grid()), tmp_path)
+    assert '<th class="paper">AUC, Criteo 1TB</th>' in page
+    assert page.count('<th class="both">') == 2
+    columns = {kind: re.findall(rf'<th class="{kind}">([^<]*)</th>', page) for kind in ("paper", "both")}
+    assert all("minus" not in name for name in columns["paper"])
+    assert columns["both"] == ["MFLOP, measured minus paper", "10^9 parameters, measured minus paper"]
+    assert page.count('<td class="both') == 2 * len(complexity.build(study(tmp_path / "b", made_up.grid())))
+
+
+def test_report_captions_do_not_scroll_with_their_tables(tmp_path):
+    page = html(study(tmp_path, made_up.grid()), tmp_path)
+    assert "<caption" not in page and page.count('<p class="caption">') == page.count('<div class="scroll">') == 4
+
+
+def test_only_faults_are_red(tmp_path):
+    bad = ("oom", "diverged", "2; diverged (1 of 3)", "1; diverged (1 of 3), oom (1 of 3)", "undefined")
+    bad += ("AUC undefined (1 of 3), not run (1 of 3)",)
+    assert [report._mark(text) for text in bad] == ["bad"] * len(bad)
+    assert [report._mark(text) for text in ("room_dlrm", "room_dlrm-T1-s0", "oom-T1-s0", "ok")] == [""] * 4
+    assert '<td class="bad">' not in html(study(tmp_path, [made_up.record("room_dlrm", 1, 0)]), tmp_path)
+
+
+def test_each_group_of_models_has_a_line_of_its_own():
+    models = ["dlrm", "dlrm_small_over", "dmt_dlrm", "dcn", "my_idea", "my_idea", "logistic", "prior", "ceiling"]
+    starts = report._group_starts(pd.Series(models))
+    assert [model for model, start in zip(models, starts, strict=True) if start] == [
+        "dcn", "my_idea", "logistic", "ceiling",
+    ]  # fmt: skip
 
 
 def test_report_refuses_another_manifest(tmp_path):

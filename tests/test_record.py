@@ -72,6 +72,12 @@ def test_written_and_read_back(tmp_path):
         (("extra",), 1, "extra"),
         (("towers",), 0, "towers"),
         (("started",), "yesterday", "started"),
+        (("accuracy", "test", "auc"), None, "auc_reason"),
+        (("accuracy", "test", "auc_reason"), "because", "auc_reason"),
+        (("accuracy", "test", "positives"), 11, "test.positives"),
+        (("accuracy", "test", "evaluated"), 9, "test_rows"),
+        (("topology", "hosts"), 2, "ranks_per_host"),
+        (("partition", "groups"), [[0], [1]], "2 groups"),
     ],
 )
 def test_a_field_that_does_not_fit_is_named_and_nothing_is_written(tmp_path, path, value, field):

@@ -24,12 +24,22 @@ def run_step(*command, **kwargs):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A prepared data set of 8,000 generated rows."""
+    """A prepared data set of 8,100 generated rows: the last training batch is short, no two splits have one size."""
     folder = tmp_path_factory.mktemp("data")
     raw = folder / "rows.tsv"
     for command in (
-        ["bench.data.generate", "--rows", "8000", "--seed", "3", "--out", str(raw)],
-        ["bench.data.prepare", "--input", str(raw), "--out", str(folder / "data"), "--shard-rows", "1500"],
+        ["bench.data.generate", "--rows", "8100", "--seed", "3", "--out", str(raw)],
+        [
+            "bench.data.prepare",
+            "--input",
+            str(raw),
+            "--out",
+            str(folder / "data"),
+            "--shard-rows",
+            "1500",
+            "--split",
+            "0.8,0.12,0.08",
+        ],
     ):
         done = run_step(*command)
         assert done.returncode == 0, done.stderr
@@ -63,6 +73,59 @@ def test_same_seed_same_numbers_other_seed_other_numbers(data, tmp_path):
     assert first["accuracy"]["train_steps"] == math.ceil(rows["train"] / 256)
     for split in ("validation", "test"):
         assert first["accuracy"][split]["evaluated"] == rows[split]
+
+
+def watched(monkeypatch, data, out, *more):
+    """(result, rates, first dense batch, losses, batch sizes) of a run."""
+    calls = []
+    call = train.TrainStep.__call__
+
+    def watch(self, dense, sparse, label_B, rate):
+        loss = call(self, dense, sparse, label_B, rate)
+        calls.append((rate, dense.clone(), loss, len(label_B)))
+        return loss
+
+    monkeypatch.setattr(train.TrainStep, "__call__", watch)
+    result = train_here(data, out, *more)
+    monkeypatch.undo()
+    rates, dense, losses, sizes = zip(*calls, strict=True)
+    return result, rates, dense[0], losses, sizes
+
+
+def test_rates_follow_the_schedule_and_losses_are_weighed_by_rows(data, tmp_path, monkeypatch):
+    result, rates, _, losses, sizes = watched(monkeypatch, data, tmp_path / "a.json", "--model", "dlrm")
+    steps = len(rates)
+    assert steps == 26 and sizes[-1] == 80 and set(sizes[:-1]) == {256}
+    assert list(rates) == [train.learning_rate(step, steps, 0.01, 0.1) for step in range(steps)]
+    expected = sum(loss * size for loss, size in zip(losses, sizes, strict=True)) / sum(sizes)
+    assert result["accuracy"]["progressive_logloss"] == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_seed_orders_the_rows(data, tmp_path, monkeypatch):
+    first, again, other = (
+        watched(monkeypatch, data, tmp_path / "a.json", "--model", "prior", "--seed", seed)[2] for seed in "556"
+    )
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+def test_a_checkpoint_is_tied_to_all_that_the_numbers_depend_on(data, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(checkpoint, "load", lambda path, identity: asked.append(identity))
+    train_here(data, tmp_path / "a.json", "--model", "dlrm", "--checkpoint", str(tmp_path / "run.pt"))
+    manifest = json.loads((data / "manifest.json").read_text())
+    expected = {
+        "split_hash": manifest["split_hash"],
+        "cardinalities": manifest["cardinalities"],
+        "source_hash": record.source_hash(),
+        "versions": record.versions(),
+        "seed": 0,
+        "batch_size": 256,
+        "learning_rate": 0.01,
+        "model": "dlrm",
+        "embedding_dim": 4,
+        "threads": 1,
+    }
+    assert asked[0] | expected == asked[0]
 
 
 def test_a_model_learns_and_the_prior_is_the_entropy(data, tmp_path):
@@ -119,9 +182,12 @@ def test_a_broken_checkpoint_starts_anew(tmp_path, capsys):
     store = tmp_path / "run.pt"
     checkpoint.save(store, {"a": 1}, {"x": torch.ones(3)})
     assert torch.equal(checkpoint.load(store, {"a": 1})["x"], torch.ones(3))
-    store.write_bytes(store.read_bytes()[:100])
-    assert checkpoint.load(store, {"a": 1}) is None
-    assert "cannot be read" in capsys.readouterr().err
+    whole = store.read_bytes()
+    torch.save([1, 2], tmp_path / "other.pt")
+    for damaged in (b"", whole[:100], whole[: len(whole) // 2], (tmp_path / "other.pt").read_bytes(), b"text" * 99):
+        store.write_bytes(damaged)
+        assert checkpoint.load(store, {"a": 1}) is None
+        assert "cannot be read" in capsys.readouterr().err
 
 
 def test_a_loss_that_is_not_finite_ends_as_diverged_without_an_auc(data, tmp_path):
@@ -154,6 +220,24 @@ def test_out_of_memory_is_a_result(data, tmp_path, monkeypatch, fault):
     assert result["status"] == "oom" and result["accuracy"] is None and result["reason"]
 
 
+def test_tables_too_large_for_the_memory_are_a_result(data, tmp_path, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+    monkeypatch.setattr(train, "tables", fail)
+    result = train_here(data, tmp_path / "a.json", "--model", "dlrm")
+    assert result["status"] == "oom" and result["accuracy"] is None
+
+
+@pytest.mark.parametrize("out", ["a", "folder.json", "file.txt/a.json"])
+def test_a_place_that_cannot_be_written_is_refused_before_training(data, tmp_path, out, monkeypatch):
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "file.txt").write_text("")
+    monkeypatch.setattr(train, "attempt", lambda *_: pytest.fail("trained"))
+    with pytest.raises((UserError, OSError)):
+        train_here(data, tmp_path / out, "--model", "prior")
+
+
 def test_any_other_fault_is_not_swallowed(data, tmp_path, monkeypatch):
     def fail(*_):
         raise RuntimeError("shapes do not match")
@@ -169,6 +253,8 @@ def test_any_other_fault_is_not_swallowed(data, tmp_path, monkeypatch):
         (["--model", "nope"], "nope"),
         (["--model", "dmt_dlrm", "--towers", "40"], "40"),
         (["--model", "dlrm", "--batch-size", "1000000"], "1000000|1,000,000"),
+        (["--model", "dlrm", "--towers", "2"], "dlrm has no towers"),
+        (["--model", "dlrm", "--checkpoint", "."], "cannot be written"),
     ],
 )
 def test_bad_input_is_one_sentence(data, tmp_path, more, said):
