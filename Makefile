@@ -6,8 +6,11 @@ SHELL := bash
 
 STUDY ?= laptop
 STUDIES := $(filter-out schema,$(basename $(notdir $(wildcard workflow/config/*.yaml))))
-CRITEO ?=
 CORES ?= $(shell nproc)
+# CRITEO goes through the environment as it is written: no shell and no make reads its blanks, quotes and dollars
+ifneq ($(origin CRITEO),undefined)
+override export CRITEO := $(value CRITEO)
+endif
 # CUDA=1 builds .venv for GPUs, CUDA=0 for the CPU; unset, .venv stays what it is
 CUDA ?= $(wildcard .venv/complete-cuda-*)
 
@@ -30,8 +33,8 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-8s %s\n", $$1, $$2}' Makefile
 
 run: $(STAMP) ## run a study: data, training, tables, figures, results/STUDY/report.html
-	@[ -f workflow/config/$(STUDY).yaml ] || { echo "error: there is no study '$(STUDY)': set STUDY to one of $(STUDIES)" >&2; exit 2; }
-	@$(SNAKEMAKE) --configfile workflow/config/$(STUDY).yaml $(if $(CRITEO),--config criteo='$(CRITEO)')
+	@[ "$(filter $(STUDIES),$(STUDY))" ] || { echo "error: there is no study '$(STUDY)': set STUDY to one of $(STUDIES)" >&2; exit 2; }
+	@$(SNAKEMAKE) --configfile 'workflow/config/$(STUDY).yaml'
 
 test: $(STAMP) ## run the tests
 	@python -m pytest -n $(CORES) --maxprocesses 4 --dist loadfile

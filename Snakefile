@@ -2,14 +2,14 @@
 #
 #   snakemake --cores all                                              the laptop study
 #   snakemake --cores all --configfile workflow/config/smoke.yaml      another study
-#   snakemake --cores all --config criteo=path/to/train.txt            the laptop study on rows of your own
+#   CRITEO=path/to/train.txt snakemake --cores all                     the laptop study on rows of your own
 #   snakemake --cores all figures                                      draw results/reference/ again, without training
 #   snakemake --profile slurm                                          on a cluster (slurm/profile.yaml)
 #   snakemake --dry-run                                                what would run, and why
 #
 # The Makefile gives these commands, with a shorter account of what goes on (workflow/logger/).
 
-if "study" not in config:
+if not workflow.configfiles:
 
     configfile: "workflow/config/laptop.yaml"
 
@@ -21,19 +21,25 @@ include: "workflow/rules/gather.smk"
 include: "workflow/rules/figures.smk"
 
 
+# Every product: Snakemake deletes what a rerun is to make, and misses it after a failure only where it is asked for.
 rule all:
     default_target: True
     input:
-        f"{RESULTS}/report.html",
+        *([] if "files" in DATA else rules.generate.output),
+        rules.prepare.output,
+        rules.gather.input.runs,
+        rules.complexity.output,
+        rules.gather.output,
+        expand(DRAWN, place=STUDY),
 
 
 rule figures:
     input:
-        lambda wildcards: study.reference_reports(),
+        lambda wildcards: expand(DRAWN, place=study.reference_places()),
 
 
 onstart:
-    study.lock(RESULTS)
+    study.lock("results/from_reference" if set(workflow.dag_settings.targets) == {"figures"} else RESULTS)
 
 
 onsuccess:

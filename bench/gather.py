@@ -41,8 +41,8 @@ def gather(runs: list[Path], complexity: Path, manifest: Path) -> pd.DataFrame:
     """Read and validate records: of runs (files, or folders of them) and the list in the file `complexity`.
 
     Raises:
-        UserError: no records; a record that does not fit its schema; the same run twice; a run on other data than the
-            manifest's.
+        UserError: no records; a record that does not fit its schema; the same run twice; a record under another run's
+            name; a run on other data than the manifest's; records of several studies.
     """
     files = [file for path in runs for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
     if not files:
@@ -61,6 +61,12 @@ def gather(runs: list[Path], complexity: Path, manifest: Path) -> pd.DataFrame:
     twice = table[table.duplicated(["kind", "run"])]
     if len(twice):
         raise UserError(f"two records for the {twice.iloc[0]['kind']} run {twice.iloc[0]['run']}: keep one of them")
+    for file, run in zip(files, table["run"], strict=False):  # runs stand before complexity
+        if run != file.stem:
+            raise UserError(f"{file} holds the record of the run {run}: delete it and train again")
+    studies = sorted(set(table["study"]))
+    if len(studies) > 1:
+        raise UserError(f"records of the studies {' and '.join(studies)}: give those of one study")
     integers = [name for name in table if name.endswith(("rows", "evaluated", "positives", "samples", "steps"))]
     integers += ["towers", "tower_dim", "seed", "parameters", "dense_parameters"]
     return table.astype({name: "Int64" for name in integers}).sort_values(["kind", "model", "towers", "seed", "run"])
@@ -84,8 +90,10 @@ def main() -> None:
     args = parser.parse_args()
     table = gather(args.runs, args.complexity, args.manifest)
     write_text(args.out, table.to_csv(index=False))
-    bad = int((table["status"] != "ok").sum())
-    print(f"{args.out}: {len(table)} records, {bad} of them not ok")
+    made = table[table["kind"] == "accuracy"]
+    without = made["run"][made["test_auc"].isna()]
+    which = f" ({', '.join(without)})" if len(without) else ""
+    print(f"{args.out}: {len(made)} runs, {len(without)} of them without AUC{which}")
 
 
 if __name__ == "__main__":

@@ -37,7 +37,8 @@ def checkout(tmp_path):
 
 
 def make(checkout: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    clean = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "CUDA")}
+    of_make = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "CUDA", "CRITEO")
+    clean = {key: value for key, value in os.environ.items() if key not in of_make}
     path = f"{checkout / 'fakes'}:{os.environ['PATH']}"
     return subprocess.run(
         ["make", "--no-print-directory", *arguments],
@@ -119,9 +120,23 @@ def test_an_unknown_study_is_named_with_those_there_are(checkout):
         file = checkout / f"workflow/config/{name}.yaml"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
-    done = make(checkout, "run", "STUDY=nope")
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[0] == "error: there is no study 'nope': set STUDY to one of criteo_head diabetes130 laptop smoke"
+    for name in ("nope", "schema", "%"):
+        done = make(checkout, "run", f"STUDY={name}")
+        assert done.returncode == 2
+        first = done.stderr.splitlines()[0]
+        assert first == f"error: there is no study '{name}': set STUDY to one of laptop smoke"
+
+
+@pytest.mark.parametrize("name", ["rows.txt", "my rows.txt", "it's $b.txt", ""])
+def test_a_name_of_rows_arrives_as_it_is(checkout, name):
+    (checkout / "workflow/config").mkdir(parents=True)
+    (checkout / "workflow/config/laptop.yaml").touch()
+    snakemake = checkout / "fakes/snakemake"
+    snakemake.write_text('#!/bin/bash\necho "CRITEO [${CRITEO-none}]"\n')
+    snakemake.chmod(0o755)
+    assert "CRITEO [none]" in make(checkout, "run").stdout
+    assert f"CRITEO [{name}]" in make(checkout, "run", f"CRITEO={name}").stdout
+    assert f"CRITEO [{name}]" in make(checkout, "run", CRITEO=name).stdout
 
 
 def test_help_lists_every_target_and_is_the_default(checkout):

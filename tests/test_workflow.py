@@ -15,10 +15,11 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from bench import gather  # noqa: E402
+from bench.errors import UserError  # noqa: E402
 from workflow import sources, study  # noqa: E402
 
 CONFIG = """
-study: tiny
 data: {generate: {rows: 100, seed: 7}, schema: criteo, split: [0.8, 0.1, 0.1]}
 models:
   prior:
@@ -40,7 +41,9 @@ for name in (out, f"{out}.probability.npy", f"{out}.generator.json"): Path(name)
 PREPARE = (
     OUT
     + """
-import shutil; (out / "train-00000.safetensors").write_text("rows"); shutil.copy("manifest.json", out)
+import shutil
+for file in args[args.index("--input") + 1 : args.index("--out")]: Path(file).read_text()
+(out / "train-00000.safetensors").write_text("rows"); shutil.copy("manifest.json", out)
 """
 )
 TRAIN = (
@@ -60,7 +63,8 @@ COMPLEXITY = (
     OUT
     + """
 import json, made_up_study
-out.write_text(json.dumps([made_up_study.complexity("dlrm", 1, None, 14.738, 22777000000)]))
+study = args[args.index("--study") + 1]
+out.write_text(json.dumps([made_up_study.complexity("dlrm", 1, None, 14.738, 22777000000) | {"study": study}]))
 """
 )
 
@@ -71,14 +75,24 @@ def write(root: Path, files: dict[str, str]) -> None:
         (root / name).write_text(text)
 
 
-def snakemake(root: Path, *args: str) -> subprocess.CompletedProcess:
-    environment = os.environ | {"PYTHONPATH": "workflow/logger", "PATH": "/usr/bin:/bin"}  # rules find their Python
+def snakemake(root: Path, *args: str, **variables: str) -> subprocess.CompletedProcess:
+    environment = {name: value for name, value in os.environ.items() if name != "CRITEO"}
+    environment |= {"PYTHONPATH": "workflow/logger", "PATH": "/usr/bin:/bin"} | variables  # rules find their Python
     command = [sys.executable, "-m", "snakemake", "--cores", "2", *args]
     return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=120)
 
 
-def run(root: Path, *args: str) -> subprocess.CompletedProcess:
-    return snakemake(root, "--logger", "brief", *args, "--configfile", "tiny.yaml")
+def run(root: Path, *args: str, **variables: str) -> subprocess.CompletedProcess:
+    return snakemake(root, "--logger", "brief", *args, "--configfile", "tiny.yaml", **variables)
+
+
+def refused(root: Path, *args: str, **variables: str) -> str:
+    """What a call that must stop before any step says: one sentence."""
+    done = snakemake(root, "--logger", "brief", *args, **variables)
+    assert done.returncode == 2, done.stdout + done.stderr
+    (sentence,) = done.stderr.strip().splitlines()[1:]  # the first names the profile
+    assert sentence.startswith("error: ")
+    return sentence.removeprefix("error: ")
 
 
 def would_run(root: Path) -> dict[str, int]:
@@ -96,9 +110,13 @@ def suite(tmp_path_factory) -> Path:
     ignore = shutil.ignore_patterns("__pycache__")
     for name in ("workflow", "profiles", "slurm", "paper_figures"):
         shutil.copytree(ROOT / name, root / name, ignore=ignore)
-    for name in ("errors.py", "files.py", "record.py", "record.schema.json", "gather.py", "__init__.py"):
-        (root / "bench").mkdir(exist_ok=True)
-        shutil.copy(ROOT / "bench" / name, root / "bench")
+    (root / "bench").mkdir()
+    for name in ("arguments", "errors", "files", "record", "gather", "__init__"):
+        shutil.copy(ROOT / f"bench/{name}.py", root / "bench")
+    shutil.copy(ROOT / "bench/record.schema.json", root / "bench")
+    shutil.copytree(ROOT / "bench/data/schemas", root / "bench/data/schemas")
+    for name in ("__init__.py", "schema.py"):
+        shutil.copy(ROOT / "bench/data" / name, root / "bench/data")
     for file in (ROOT / "Snakefile", ROOT / "environment.yml", ROOT / "tests" / "made_up_study.py"):
         shutil.copy(file, root)
     write(
@@ -108,12 +126,11 @@ def suite(tmp_path_factory) -> Path:
             "manifest.json": json.dumps(made_up.MANIFEST),
             "bench/data/generate.py": GENERATE,
             "bench/data/prepare.py": PREPARE,
-            "bench/data/schemas/criteo.yaml": "label: label",
             "bench/train.py": "import baselines.spec\n" + TRAIN,
             "bench/complexity.py": COMPLEXITY,
             "baselines/__init__.py": "",
             "baselines/spec.py": "import dmt.towers",
-            "baselines/prior.py": "",
+            **{f"baselines/{name}.py": "" for name in ("prior", "logistic", "dlrm_small_over", "dcn", "dmt_dcn")},
             "baselines/dlrm.py": "",
             "baselines/dmt_dlrm.py": "from baselines import dlrm",
             "dmt/towers.py": "",
@@ -145,6 +162,7 @@ def test_only_what_is_missing_runs(finished):
     root, said = finished
     assert "to do: 1 train, 1 gather" in said
     assert re.search(r"^\[1/6\] train dlrm-T1-s1: \d+ s", said, re.M)
+    assert "6 runs, 1 of them without AUC (dmt_dlrm-T2-s1)" in said
     assert "report: results/tiny/report.html" in said
 
 
@@ -163,6 +181,51 @@ def test_second_call_does_nothing(finished):
     assert again.returncode == 0
     assert "Nothing to be done" in again.stderr
     assert "[1/" not in again.stderr
+
+
+def test_a_failed_rerun_is_not_forgotten(finished):
+    root, _ = finished
+    before = (root / "baselines/dlrm.py").stat()
+    (root / "baselines/dlrm.py").write_text("\n")
+    (root / "broken").touch()
+    for _ in range(2):
+        failed = run(root)
+        assert failed.returncode == 1, failed.stderr
+        assert "FAILED train dlrm-T1-s1: error: the disk is full" in failed.stderr
+    (root / "broken").unlink()
+    mended = run(root)
+    assert mended.returncode == 0 and "to do: 1 train, 1 gather" in mended.stderr
+    (root / "baselines/dlrm.py").write_text("")
+    os.utime(root / "baselines/dlrm.py", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert would_run(root) == {}
+
+
+PRODUCTS = {
+    "raw/rows.tsv": "generate",
+    "data/manifest.json": "prepare",
+    "runs/dlrm-T1-s1.json": "train",
+    "complexity.json": "complexity",
+    "records.csv": "gather",
+    "manifest.json": "gather",
+    "tables/table4.csv": "table4",
+    "tables/table4.md": "table4",
+    "tables/complexity.csv": "complexity_table",
+    "tables/complexity.md": "complexity_table",
+    "figures/auc_towers.pdf": "auc_towers",
+    "figures/auc_towers.png": "auc_towers",
+    "report.html": "report",
+}
+
+
+def test_a_lost_product_is_made_again(finished):
+    root, _ = finished
+    for product, rule in PRODUCTS.items():
+        file, aside = root / "results/tiny" / product, root / "aside"
+        file.rename(aside)
+        try:
+            assert would_run(root).get(rule) == 1, product
+        finally:
+            aside.rename(file)
 
 
 def test_one_call_at_a_time(finished):
@@ -222,27 +285,76 @@ def test_figures_from_stored_results_without_torch(finished):
     })  # fmt: skip
     drawn = snakemake(root, "figures", "--logger", "brief")
     assert drawn.returncode == 0, drawn.stderr
+    assert not (root / "results/laptop").exists(), "the study that is the default has no part in this"
+    with open(root / "results/from_reference/.lock") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        second = snakemake(root, "figures", "--logger", "brief", "--forceall")
+    assert second.returncode == 2 and "another call is at work on results/from_reference/" in second.stderr
     assert sorted(re.findall(r"1 (\w+)", drawn.stderr.split("to do: ")[1].splitlines()[0])) == sorted(FIGURES)
     assert (root / "results/from_reference/stored/report.html").exists()
     assert sorted(os.listdir(root / "results/reference/stored")) == ["manifest.json", "records.csv"]
 
 
-def test_rows_of_ones_own(suite):
-    missing = snakemake(suite, "--logger", "brief", "--configfile", "tiny.yaml", "--config", "criteo=no/such.txt")
-    assert missing.returncode == 2
-    assert missing.stderr.strip().splitlines()[-1].startswith("error: there is no file no/such.txt")
+@pytest.mark.parametrize("name", ["own.txt", "my rows.txt", "it's.txt", "$b;c.txt"])
+def test_rows_of_ones_own(suite, name):
+    (suite / name).write_text("rows")
+    own = run(suite, "--force", "results/tiny-criteo/data/manifest.json", CRITEO=name)
+    assert own.returncode == 0, own.stderr
+    assert "to do: 1 prepare" in own.stderr
+
+
+def test_several_files_of_rows_and_criteo_columns(suite):
     (suite / "own.txt").write_text("rows")
-    own = snakemake(suite, "--dry-run", "--configfile", "tiny.yaml", "--config", "criteo=own.txt")
-    assert own.returncode == 0
-    assert "rule generate" not in own.stdout + own.stderr
-    assert "--input own.txt --out results/tiny-criteo/data" in own.stdout + own.stderr
+    (suite / "my rows.txt").write_text("rows")
+    (suite / "adult.yaml").write_text(CONFIG.replace("schema: criteo", "schema: adult"))
+    arguments = ("results/adult-criteo/data/manifest.json", "--dry-run", "--configfile", "adult.yaml")
+    own = snakemake(suite, *arguments, CRITEO="own.txt 'my rows.txt'")
+    assert own.returncode == 0, own.stderr
+    assert "--input own.txt 'my rows.txt' --out results/adult-criteo/data --schema criteo" in own.stdout + own.stderr
 
 
-def test_faulty_config_is_refused(suite):
-    (suite / "faulty.yaml").write_text(CONFIG.replace("seeds: [0, 1]", "seeds: []"))
-    faulty = snakemake(suite, "--logger", "brief", "--dry-run", "--configfile", "faulty.yaml")
-    assert faulty.returncode != 0
-    assert "seeds" in faulty.stderr
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("no/such.txt", "there is no file no/such.txt"),
+        ("123", "there is no file 123"),
+        ("no such's.txt", "there is no file no such's.txt"),
+        ("baselines", "baselines is a folder"),
+        ("x.txt " * 100, "there is no file x.txt"),
+        ("a{b}.txt", "a{b}.txt has a brace in its name"),
+        ("", "CRITEO is empty"),
+    ],
+)
+def test_rows_that_cannot_be_read(suite, given, sentence):
+    (suite / "a{b}.txt").write_text("rows")
+    assert refused(suite, "--configfile", "tiny.yaml", CRITEO=given).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "sentence"),
+    [
+        ("faulty", ("seeds: [0, 1]", "seeds: []"), "the study faulty.yaml does not fit at seeds: [] "),
+        ("faulty", ("threads: 1", ""), "the study faulty.yaml does not fit at the whole: 'threads' is a required"),
+        ("faulty", ("size: 10", "size: a"), "the study faulty.yaml does not fit at training.batch_size: 'a' is not"),
+        ("faulty", ("learning_rate: 0.002", "rate: 1"), "the study faulty.yaml does not fit at models.dmt_dlrm: "),
+        ("faulty", ("learning_rate: 0.002", "over: 1"), "the study faulty.yaml does not fit at models.dmt_dlrm.over: "),
+        ("faulty", ("prior:", "pryor:"), "faulty.yaml names the model pryor, and there is no baselines/pryor.py"),
+        ("faulty", ("towers: [2]", "towers: [27]"), "faulty.yaml gives dmt_dlrm 27 towers for 26 categorical columns"),
+        ("faulty", ("schema: criteo", "schema: cryteo"), "no schema cryteo"),
+        ("a b", ("", ""), "a b.yaml cannot name a study"),
+        ("reference", ("", ""), "reference.yaml cannot name a study"),
+    ],
+)
+def test_faulty_config_is_refused(suite, name, change, sentence):
+    (suite / f"{name}.yaml").write_text(CONFIG.replace(*change, 1))
+    assert refused(suite, "--configfile", f"{name}.yaml").startswith(sentence)
+
+
+def test_a_study_writes_into_the_folder_of_its_name(suite):
+    (suite / "copied.yaml").write_text(CONFIG)
+    (suite / "results").mkdir(exist_ok=True)
+    (suite / "results/copied").touch()
+    assert refused(suite, "--configfile", "copied.yaml").startswith("results/copied is a file")
 
 
 def test_slurm_profile_is_found(suite):
@@ -276,3 +388,19 @@ def test_sources_are_what_is_imported(module):
 def test_flags_of_options():
     options = {"bottom": [128, 64], "cap": None, "pad_short_rows": True, "skip": False, "learning_rate": 0.001}
     assert study.flags(options) == "--bottom 128,64 --pad-short-rows --learning-rate 0.001"
+    assert study.flags({"schema": "my columns.yaml"}) == "--schema 'my columns.yaml'"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "sentence"),
+    [
+        ("dlrm-T1-s1", {}, "dlrm-T1-s1.json holds the record of the run dlrm-T1-s0"),
+        ("dlrm-T1-s0", {"study": "other"}, "records of the studies made-up and other"),
+    ],
+)
+def test_gather_refuses_a_record_of_another_run_or_study(tmp_path, name, change, sentence):
+    counted = [made_up.complexity("dlrm", 1, None, 14.738, 22777000000)]
+    files = made_up.write(tmp_path / "study", [], counted)
+    (files["runs"] / f"{name}.json").write_text(json.dumps(made_up.record("dlrm", 1, 0) | change))
+    with pytest.raises(UserError, match=sentence):
+        gather.gather([files["runs"]], files["complexity"], files["manifest"])

@@ -1,11 +1,18 @@
-"""What the rules ask of a study's config: its data, its grid of runs, and flags for command lines."""
+"""What the rules ask of a study's config: whether it is right, its data, its grid of runs, flags for command lines."""
 
 import fcntl
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
 from typing import NoReturn, TextIO
+
+import jsonschema
+import yaml
+
+from bench.data import schema
+from bench.errors import UserError
 
 
 def stop(sentence: str) -> NoReturn:
@@ -40,17 +47,67 @@ def use_this_python() -> None:
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
-def name_and_data(config: dict) -> tuple[str, dict]:
-    """The study's name (its folder under results/) and data settings; --config criteo=... puts rows of one's own."""
-    name, data = config["study"], config["data"]
-    if "criteo" in config:
+def check(config: dict, file: Path) -> None:
+    """Stop, naming the field and the fault, unless the config read from this file fits workflow/config/schema.yaml."""
+    form = yaml.safe_load(Path(__file__).with_name("config").joinpath("schema.yaml").read_text())
+    errors = jsonschema.Draft202012Validator(form).iter_errors(config)
+    error = jsonschema.exceptions.best_match(errors, key=lambda error: len(error.absolute_path))  # the innermost field
+    if error is not None:
+        field = ".".join(map(str, error.absolute_path)) or "the whole"
+        stop(f"the study {file} does not fit at {field}: {error.message[:300]}")
+
+
+def name_and_data(config: dict, file: Path) -> tuple[str, dict]:
+    """The study's name, that of its file, and its data settings; the variable CRITEO puts Criteo rows of one's own."""
+    name, data = file.stem, config["data"]
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name in ("reference", "from_reference"):
+        stop(f"{file} cannot name a study: call it by letters, digits, _ and -, and not reference or from_reference")
+    if "CRITEO" in os.environ:
         name += "-criteo"
-        files = [config["criteo"]] if Path(config["criteo"]).is_file() else shlex.split(config["criteo"])
-        data = {key: value for key, value in data.items() if key != "generate"} | {"files": files}
-    for file in data.get("files", []):
-        if not Path(file).is_file():
-            stop(f"there is no file {file}: give the path of a table with one row a line (plain, .gz or .zst)")
+        data = {key: value for key, value in data.items() if key != "generate"}
+        data |= {"files": _paths(os.environ["CRITEO"]), "schema": "criteo"}
+    if os.path.isfile(f"results/{name}"):
+        stop(f"results/{name} is a file, and the study's results go into a folder of this name: move the file away")
+    for path in data.get("files", []):
+        if not os.path.isfile(path):
+            fault = f"{path} is a folder" if os.path.isdir(path) else f"there is no file {path}"
+            stop(f"{fault}: give the path of a table with one row a line (plain, .gz or .zst)")
+        if "{" in path or "}" in path:
+            stop(f"{path} has a brace in its name, which Snakemake takes for a wildcard: rename it")
     return name, data
+
+
+def _paths(text: str) -> list[str]:
+    """One path as it stands, or several, separated by blanks and quoted as in a shell."""
+    if not text.strip():
+        stop("CRITEO is empty: give the path of a file of Criteo rows, or leave it out")
+    if os.path.exists(text):
+        return [text]
+    try:
+        return shlex.split(text)
+    except ValueError:
+        stop(f"there is no file {text}: for several files, put those with blanks or quotes in their names in quotes")
+
+
+def check_models(config: dict, file: Path, data: dict) -> None:
+    """Stop where a model has no file, or more towers than the data have categorical columns."""
+    there = sorted(path.stem for path in Path("baselines").glob("[!_]*.py") if path.stem != "spec")
+    try:
+        columns = len(schema.load(data["schema"]).sparse)
+    except UserError as error:
+        stop(str(error))
+    for model, options in config["models"].items():
+        if model not in there:
+            stop(f"{file} names the model {model}, and there is no baselines/{model}.py: choose of {', '.join(there)}")
+        towers = max((options or {}).get("towers", [1]))
+        if towers > columns:
+            stop(f"{file} gives {model} {towers} towers for {columns} categorical columns: a tower needs one at least")
+
+
+def schema_file(data: dict) -> str:
+    """The file behind the name or path that says what the columns are."""
+    name = data["schema"]
+    return name if name.endswith((".yaml", ".yml")) else f"bench/data/schemas/{name}.yaml"
 
 
 def runs(config: dict) -> list[str]:
@@ -77,7 +134,7 @@ def flags(options: dict) -> str:
             continue
         words.append(f"--{name.replace('_', '-')}")
         if value is not True:
-            words.append(",".join(map(str, value)) if isinstance(value, list) else str(value))
+            words.append(shlex.quote(",".join(map(str, value)) if isinstance(value, list) else str(value)))
     return " ".join(words)
 
 
@@ -86,9 +143,9 @@ def stored(place: str) -> Path:
     return Path("results", place.replace("from_reference/", "reference/"))
 
 
-def reference_reports() -> list[str]:
-    """Reports to draw from results/reference/, one for each study stored there."""
+def reference_places() -> list[str]:
+    """Places to draw from results/reference/, one for each study stored there."""
     studies = [path.parent.name for path in sorted(Path("results/reference").glob("*/records.csv"))]
     if not studies:
         stop("there is no results/reference/*/records.csv to draw from: `make run` makes results of your own")
-    return [f"results/from_reference/{study}/report.html" for study in studies]
+    return [f"from_reference/{study}" for study in studies]

@@ -1,11 +1,12 @@
 # The study: its config, checked, and the names that all rules use.
-from snakemake.utils import validate
 from workflow import study
 from workflow.sources import sources
 
-validate(config, "../config/schema.yaml")
 study.use_this_python()
-STUDY, DATA = study.name_and_data(config)
+CONFIG = Path(os.path.relpath(workflow.configfiles[-1]))
+study.check(config, CONFIG)
+STUDY, DATA = study.name_and_data(config, CONFIG)
+study.check_models(config, CONFIG, DATA)
 RESULTS = f"results/{STUDY}"
 RUNS = study.runs(config)
 

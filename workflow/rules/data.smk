@@ -1,6 +1,6 @@
 # Rows: generated here, or a person's own; prepared into shards with a manifest.
 GENERATED = f"{RESULTS}/raw/rows.tsv"
-SCHEMA = DATA["schema"] if Path(DATA["schema"]).is_file() else f"bench/data/schemas/{DATA['schema']}.yaml"
+SCHEMA = study.schema_file(DATA)
 
 
 rule generate:
@@ -44,4 +44,4 @@ rule prepare:
         folder=subpath(output.manifest, parent=True),
         flags=study.flags({key: value for key, value in DATA.items() if key not in ("generate", "files")}),
     shell:
-        "python -m bench.data.prepare --input {input.rows} --out {params.folder} {params.flags} 2>&1 | tee {log} >&2"
+        "python -m bench.data.prepare --input {input.rows:q} --out {params.folder} {params.flags} 2>&1 | tee {log} >&2"

@@ -68,3 +68,11 @@ rule report:
     shell:
         "python -m paper_figures.report --records {input.records} --manifest {input.manifest} --figure {input.figure}"
         " --out {output} > {log} 2>&1 && echo 'report: {output}' >&2"
+
+
+DRAWN = [
+    *rules.table4.output,
+    *rules.complexity_table.output,
+    *rules.auc_towers.output,
+    *rules.report.output,
+]

@@ -18,4 +18,4 @@ rule gather:
         "../../environment.yml"
     shell:
         "python -m bench.gather --runs {input.runs} --complexity {input.complexity} --manifest {input.manifest}"
-        " --out {output.records} > {log} 2>&1 && cp {input.manifest} {output.manifest}"
+        " --out {output.records} > {log} 2>&1 && cat {log} >&2 && cp {input.manifest} {output.manifest}"
