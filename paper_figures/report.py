@@ -77,19 +77,24 @@ def _group_starts(models: pd.Series) -> list[bool]:
     return [False, *(groups != groups.shift())[1:]]
 
 
+def _largest(shares: dict[str, float] | None) -> str:
+    """The largest share of all columns and its column; the training split has none."""
+    column = max(shares, key=shares.get) if shares else None
+    return f"{shares[column]:.2%} ({column})" if column else "n/a"
+
+
 def _data(manifest: dict) -> dict:
     splits = []
     for name in SPLITS:
         split = manifest["splits"][name]
-        rare = split.get("unseen_share") or {}
-        most = max(rare, key=rare.get) if rare else None
         splits.append(
             {
                 "name": name,
                 "rows": f"{split['rows']:,}",
                 "positives": f"{split['positives']:,}",
                 "rate": f"{split['positives'] / split['rows']:.4f}" if split["rows"] else "no rows",
-                "rare": f"{rare[most]:.2%} ({most})" if most else "n/a",
+                "rare": _largest(split.get("rare_or_unseen_share")),
+                "unseen": _largest(split.get("unseen_share")),
             }
         )
     bad = {fault: count for fault, count in manifest["bad_rows"].items() if count}

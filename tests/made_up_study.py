@@ -27,8 +27,20 @@ MANIFEST = {
     "sources": [{"file": "rows.tsv", "bytes": 1000}],
     "splits": {
         "train": {"rows": 8000, "positives": 2000, "shards": []},
-        "validation": {"rows": 1000, "positives": 251, "shards": [], "unseen_share": {"C1": 0.0, "C2": 0.011}},
-        "test": {"rows": 1000, "positives": 249, "shards": [], "unseen_share": {"C1": 0.0, "C2": 0.012}},
+        "validation": {
+            "rows": 1000,
+            "positives": 251,
+            "shards": [],
+            "rare_or_unseen_share": {"C1": 0.0, "C2": 0.011},
+            "unseen_share": {"C1": 0.0, "C2": 0.004},
+        },
+        "test": {
+            "rows": 1000,
+            "positives": 249,
+            "shards": [],
+            "rare_or_unseen_share": {"C1": 0.0, "C2": 0.012},
+            "unseen_share": {"C1": 0.0, "C2": 0.005},
+        },
     },
     "split_hash": SPLIT_HASH,
     "bad_rows": {},

@@ -1,9 +1,13 @@
 """Bad input: one sentence that names file, line and fault; what --bad-rows skip and --pad-short-rows make of it."""
 
+import bz2
 import gzip
+import io
+import lzma
 import shutil
 import subprocess
 import sys
+import zipfile
 
 import made_up_rows
 import pytest
@@ -37,6 +41,15 @@ FAULTS = {  # name of the fault -> bad versions of a row
         lambda row: with_field(row, 20, " a"),
     ],
 }
+
+
+def _zipped(data):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as file:
+        file.writestr("rows.tsv", data)
+    return out.getvalue()
+
+
 CASES = [(name, number) for name, makers in FAULTS.items() for number in range(len(makers))]
 
 
@@ -145,8 +158,98 @@ def test_one_class_in_training(tmp_path, label):
 def test_no_room(tmp_path, monkeypatch):
     file = made_up_rows.write(tmp_path / "rows.tsv", ROWS)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 1000, 1000))
-    with pytest.raises(UserError, match="GB for 300 rows"):
+    with pytest.raises(UserError, match=r"needs 0\.067\d GB for 300 rows, 1e-06 GB are free"):
         prepare([file], tmp_path / "out")
+    pairs = sum(len({row.split("\t")[column] for row in ROWS}) for column in range(14, 40))
+    need = 300 * (4 * 39 + 1) + 24 * pairs + (64 << 20)  # shards; counts and vocabularies at most; some to spare
+    for free, enough in ((need - 1, False), (need + 1, True)):
+        monkeypatch.setattr(
+            shutil, "disk_usage", lambda path, free=free: shutil._ntuple_diskusage(10**12, 10**12 - free, free)
+        )
+        if enough:
+            prepare([file], tmp_path / "out")
+        else:
+            with pytest.raises(UserError, match="free some"):
+                prepare([file], tmp_path / "out")
+
+
+def test_no_room_for_a_large_file(tmp_path, monkeypatch):
+    """Before the first pass, from the file's size: here 10 GB of rows, of which only the beginning is read."""
+    file = made_up_rows.write(tmp_path / "rows.tsv", ROWS)
+    size = file.stat().st_size
+    with open(file, "r+b") as out:
+        out.truncate(10**10)  # sparse: takes no room
+    rows = 10**10 // (size // 300)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**12, 10**12, 157 * rows))
+    monkeypatch.setattr(stream, "BLOCK_BYTES", 5000)
+    with pytest.raises(UserError, match=rf"needs 2\d\.\d GB for {rows // 10**6}\d+ rows"):
+        prepare([file], tmp_path / "out")
+
+
+def test_day_of_one_line_and_few_rows(tmp_path):
+    many, one = made_up_rows.write(tmp_path / "0.tsv", ROWS), made_up_rows.write(tmp_path / "1.tsv", ROWS[:1])
+    with pytest.raises(UserError, match="leaves a split empty"):
+        prepare([many, one], tmp_path / "out", split="day")
+    two = made_up_rows.write(tmp_path / "2.tsv", ROWS[:2])
+    with pytest.raises(UserError, match="leaves a split empty"):
+        prepare([two], tmp_path / "out")
+    bad = made_up_rows.write(tmp_path / "3.tsv", ROWS[:270] + ["x"] * 30)
+    with pytest.raises(UserError, match="the test split of .* holds no good rows"):
+        prepare([bad], tmp_path / "out", skip_bad=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({"threshold": 0}, "--threshold 0"), ({"cap": 2}, "--cap 2"), ({"shard_rows": 0}, "--shard-rows 0")],
+)
+def test_options_that_are_too_small(tmp_path, options, says):
+    with pytest.raises(UserError, match=says):
+        prepare([made_up_rows.write(tmp_path / "rows.tsv", ROWS)], tmp_path / "out", **options)
+
+
+def test_file_given_twice(tmp_path):
+    file = made_up_rows.write(tmp_path / "rows.tsv", ROWS)
+    (tmp_path / "link.tsv").symlink_to(file)
+    for again in (file, tmp_path / "link.tsv"):
+        with pytest.raises(UserError, match="is given twice"):
+            prepare([file, again], tmp_path / "out")
+
+
+@pytest.mark.parametrize(("name", "pack"), [("bzip2", bz2.compress), ("xz", lzma.compress), ("zip", _zipped)])
+def test_unsupported_compression_is_named(tmp_path, name, pack):
+    file = tmp_path / "rows"
+    file.write_bytes(pack("\n".join(ROWS).encode()))
+    with pytest.raises(UserError, match=f"rows is a {name} file, which is not supported"):
+        prepare([file], tmp_path / "out")
+
+
+def test_what_messages_say(tmp_path):
+    def says(row, **options):
+        with pytest.raises(UserError) as caught:
+            prepare([made_up_rows.write(tmp_path / "rows.tsv", [*ROWS, row, ROWS[0]])], tmp_path / "out", **options)
+        return str(caught.value)
+
+    assert f"{tmp_path}/rows.tsv line 301: " in says("x")
+    assert "--pad-short-rows" in says("1\t2") and "--pad-short-rows" not in says("", pad=True)
+    assert "not an integer of at most 18 digits, '1234567890123456789'" in says(
+        with_field(ROWS[0], 4, "1234567890123456789")
+    )
+    schema = tmp_path / "table.yaml"
+    schema.write_text(
+        'name: t\nseparator: ","\ncolumns: [y, s, n]\nquote: \'"\'\n'
+        'label: {column: y, positive: ["1"], negative: ["0"]}\n'
+        "dense: {columns: [n]}\nsparse: {columns: [s]}\n"
+    )
+    file = made_up_rows.write(tmp_path / "quoted.csv", ['1,"a,b",wrong'])
+    with pytest.raises(UserError, match="not a number, 'wrong' in column n"):
+        prepare([file], tmp_path / "out", str(schema))
+
+
+def test_row_of_a_label_alone_is_padded(tmp_path):
+    made = prepare([made_up_rows.write(tmp_path / "rows.tsv", ["1", *ROWS[1:]])], tmp_path / "out", pad=True)
+    assert made["padded_rows"] == 1
+    whole = made_up_rows.write(tmp_path / "whole.tsv", ["1" + "\t" * 39, *ROWS[1:]])
+    assert made["split_hash"] == prepare([whole], tmp_path / "whole")["split_hash"]
 
 
 def test_command_ends_in_one_line(tmp_path):
@@ -155,5 +258,5 @@ def test_command_ends_in_one_line(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     last = done.stderr.rstrip().replace("\r", "\n").split("\n")[-1]
-    assert last.startswith("error: rows.tsv line 301: wrong field count") and "Traceback" not in done.stderr
+    assert last.startswith(f"error: {file} line 301: wrong field count") and "Traceback" not in done.stderr
     assert not (tmp_path / "out" / "manifest.json").exists()

@@ -1,4 +1,4 @@
-"""Generated rows: the same for a seed whatever the file, the look of Criteo's, groups, and a known best AUC."""
+"""Generated rows: the same for a seed whatever the file, the look of Criteo's, groups, and a bound on the AUC."""
 
 import json
 

@@ -136,7 +136,8 @@ def test_counts_and_ids(tmp_path_factory, keys, threshold, merge_pairs, rng):
     ]
     assert found == sorted(want.items())
     frequent = sorted(k for k, c in want.items() if c >= threshold)
-    assert vocabulary.write(folder / "v.npy", runs, threshold) == (len(want), len(frequent))
+    assert vocabulary.write(folder / "v.npy", folder / "r.npy", runs, threshold) == (len(want), len(frequent))
+    assert np.load(folder / "r.npy").tolist() == sorted(want.keys() - frequent)
     asked = np.array([*keys, 0, 1, 2**63, int(parse.MISSING)], np.uint64)
     for cap in (None, 4):
         size = len(frequent) if cap is None else min(len(frequent), cap - 2)

@@ -72,11 +72,27 @@ def test_training_rows_alone_make_the_vocabulary(tmp_path):
         assert 0xDEADBEEF not in np.load(tmp_path / "out" / part["file"])
 
 
-def test_unseen_share(file, tmp_path):
-    made = prepare([file], tmp_path)
+@pytest.mark.parametrize("loaded_bytes", [vocabulary.LOADED_BYTES, 0])
+def test_shares_of_rare_and_of_unseen_values(file, tmp_path, monkeypatch, loaded_bytes):
+    monkeypatch.setattr(vocabulary, "LOADED_BYTES", loaded_bytes)
+    made = prepare([file], tmp_path, shard_rows=100)
+    names, test = made["columns"]["sparse"], made["splits"]["test"]
     sparse = made_up_rows.stored(tmp_path, made, "test")[2]
-    want = dict(zip(made["columns"]["sparse"], (sparse == 1).mean(0).round(6), strict=True))
-    assert made["splits"]["test"]["unseen_share"] == pytest.approx(want, abs=1e-6)
+    rare = dict(zip(names, (sparse == 1).mean(0).round(6), strict=True))
+    assert test["rare_or_unseen_share"] == pytest.approx(rare, abs=1e-6)
+    values = np.array([row.split("\t")[14:] for row in ROWS])
+    unseen = {}
+    for name, column in zip(names, values.T, strict=True):
+        seen = set(column[: BOUNDS[0]]) | {""}
+        unseen[name] = np.mean([value not in seen for value in column[BOUNDS[1] :]])
+    assert test["unseen_share"] == pytest.approx(unseen, abs=1e-6)
+    assert all(unseen[name] <= rare[name] + 1e-6 for name in names)
+    assert 0 < sum(unseen.values()) < 0.9 * sum(rare.values())
+
+
+def _streamed(parameters, text):
+    packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    return packer.compress(text) + packer.flush()
 
 
 def _odd_files(folder):
@@ -85,6 +101,11 @@ def _odd_files(folder):
     yield "rows.gz", gzip.compress(text)
     yield "members.gz", gzip.compress(text[:half]) + gzip.compress(text[half:])
     yield "rows.zst", zstandard.compress(text)
+    yield "tape.gz", gzip.compress(text[:half]) + gzip.compress(text[half:]) + b"\0" * 20_000
+    skipped = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"notes"
+    yield "skipped.zst", skipped + zstandard.compress(text[:half]) + skipped + zstandard.compress(text[half:])
+    long = zstandard.ZstdCompressionParameters.from_level(3, window_log=28)
+    yield "long.zst", _streamed(long, text)
     yield "frames.zst", zstandard.compress(text[:half]) + zstandard.compress(text[half:])
     yield "return.tsv", text.replace(b"\n", b"\r\n")
     yield "mark.tsv", b"\xef\xbb\xbf" + text
@@ -113,7 +134,10 @@ def test_split_by_day(tmp_path):
     assert_as_expected(tmp_path / "out", made, made_up_rows.expected(ROWS[:1503], (1002, 1002 + 251), 3))
 
 
-@pytest.mark.parametrize("split", ["0.5,0.5", "0.9,0.2,0.1", "0,0.5,0.5", "1.2,-0.1,-0.1", "nan,0,1", "weeks", "day"])
+@pytest.mark.parametrize(
+    "split",
+    ["0.5,0.5", "0.9,0.2,0.1", "0,0.5,0.5", "0.9,0.1,0", "0.9,0,0.1", "1.2,-0.1,-0.1", "nan,0,1", "weeks", "day"],
+)
 def test_bad_splits_are_refused(file, tmp_path, split):
     with pytest.raises(UserError, match="--split"):
         prepare([file], tmp_path, split=split)
@@ -137,8 +161,13 @@ def test_groups_stay_together(tmp_path):
         found[split] = set(patients[row])
     assert not found["train"] & (found["validation"] | found["test"])
     assert not found["validation"] & found["test"]
-    with pytest.raises(UserError, match="group"):
-        prepare([file, file], tmp_path / "day", str(tmp_path / "visits.yaml"), split="day")
+    # a patient's value is in the vocabulary only if the patient is in training
+    assert made["vocabulary"][0]["distinct"] == len(found["train"])
+    for split in ("validation", "test"):
+        assert made["splits"][split]["unseen_share"] == {"patient_copy": 1.0}
+    other = made_up_rows.write(tmp_path / "other.csv", ["y,x,patient,patient_copy", *rows])
+    with pytest.raises(UserError, match="names a group column"):
+        prepare([file, other], tmp_path / "day", str(tmp_path / "visits.yaml"), split="day")
 
 
 def test_manifest_says_nothing_of_the_place(file, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 import torch
 
-from bench.data import manifest
+from bench.data import manifest, reader
 from bench.data.prepare import prepare
 from bench.data.reader import open_dataset
 from bench.errors import UserError
@@ -68,15 +68,37 @@ def test_order_is_a_function_of_the_seed(folder):
     assert torch.equal(first, whole(open_dataset(folder).batches("train", 77, seed=4)))  # not of the batch size
 
 
-def test_shuffling_mixes_shards(folder):
-    """Rows do not come shard by shard in file order."""
+def places_of(data, monkeypatch, group, seed):
+    """Shard of each training row in shuffled order, and its place in the shard."""
+    monkeypatch.setattr(reader, "GROUP_SHARDS", group)
+    place = {tuple(row): i for i, row in enumerate(whole(data.batches("train", 300)).tolist())}
+    places = np.array([place[tuple(row)] for row in whole(data.batches("train", 300, seed=seed)).tolist()])
+    return places // 300, places % 300
+
+
+def test_early_batches_hold_rows_of_many_shards(folder, monkeypatch):
+    shard, _ = places_of(open_dataset(folder), monkeypatch, 8, 0)
+    for batch in shard[:1800].reshape(-1, 100):
+        assert len(set(batch)) == 7
+    shard, _ = places_of(open_dataset(folder), monkeypatch, 3, 0)
+    assert [len(set(shard[i : i + 600])) for i in (0, 900)] == [3, 3]
+
+
+def test_each_group_has_its_own_order(folder, monkeypatch):
+    """With groups of one shard, and of one seed: the order inside differs between the groups."""
+    shard, place = places_of(open_dataset(folder), monkeypatch, 1, 0)
+    orders = [tuple(place[shard == number]) for number in range(6)]
+    assert len(set(orders)) == 6
+
+
+def test_shuffling_leaves_no_trace_of_the_file_order(folder):
     data = open_dataset(folder)
     file_order = whole(data.batches("train", 300))
     shuffled = whole(data.batches("train", 300, seed=0))
     place = {tuple(row): i for i, row in enumerate(file_order.tolist())}
     places = np.array([place[tuple(row)] for row in shuffled.tolist()])
-    assert abs(np.corrcoef(places, np.arange(len(places)))[0, 1]) < 0.8
-    assert np.abs(np.diff(places)).mean() > 50
+    assert abs(np.corrcoef(places, np.arange(len(places)))[0, 1]) < 0.1
+    assert np.abs(np.diff(places)).mean() > 500
 
 
 @pytest.mark.parametrize("seed", [None, 2])
@@ -100,6 +122,23 @@ def test_skipped_shards_are_not_read(copy):
         list(data.batches("train", 100, start_step=8))
 
 
+def test_skipped_groups_are_not_read(copy, monkeypatch):
+    monkeypatch.setattr(reader, "GROUP_SHARDS", 2)
+    data = open_dataset(copy)
+    want = list(data.batches("train", 100, seed=2))
+    read, load = [], reader.DataSet._load
+    monkeypatch.setattr(reader.DataSet, "_load", lambda self, entry: (read.append(entry["file"]), load(self, entry))[1])
+    rest = list(data.batches("train", 100, seed=2, start_step=13))
+    assert torch.equal(whole(rest), whole(want[13:]))
+    assert len(read) == len(set(read)) <= 3
+
+
+def test_missing_shard_is_found_at_once(copy):
+    (copy / "train-00004.safetensors").unlink()
+    with pytest.raises(UserError, match=r"lacks shard train-00004\.safetensors"):
+        open_dataset(copy)
+
+
 def test_fewer_training_rows_than_a_batch(folder):
     data = open_dataset(folder)
     with pytest.raises(UserError, match="2000 rows, fewer than one batch of 2001"):
@@ -113,6 +152,20 @@ def rewrite(folder, change):
     (folder / "manifest.json").write_text(json.dumps(made))
 
 
+def swap(made, one, other):
+    splits = made["splits"]
+    splits[one], splits[other] = splits[other], splits[one]
+    made["split_hash"] = manifest.split_hash(splits)
+
+
+def listed_twice(made):
+    train, shard = made["splits"]["train"], made["splits"]["test"]["shards"][0]
+    train["shards"].append(shard)
+    for field in ("rows", "positives"):
+        train[field] += shard[field]
+    made["split_hash"] = manifest.split_hash(made["splits"])
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -123,12 +176,28 @@ def rewrite(folder, change):
         (lambda m: m["splits"]["test"].update(rows=1), "rows of split test"),
         (lambda m: m["splits"]["test"]["shards"][0].update(sha256="0" * 64), "split_hash"),
         (lambda m: m["splits"]["test"]["shards"][0].update(file="../x.safetensors"), "file"),
+        (lambda m: m["cardinalities"].__setitem__(0, 10 * m["cardinalities"][0]), "does not follow from its"),
+        (lambda m: m["vocabulary"][3].update(kept=m["vocabulary"][3]["kept"] + 1), "column C4 does not follow"),
+        (lambda m: m["columns"]["sparse"].reverse(), "vocabulary has column C1 where columns has C26"),
+        (lambda m: m["columns"]["dense"].__setitem__(1, "I1"), "columns names a column twice"),
+        (lambda m: swap(m, "validation", "test"), "split validation names shard test-00000.safetensors"),
+        (lambda m: listed_twice(m), "names a shard twice"),
     ],
 )
 def test_manifest_that_does_not_fit(copy, change, says):
     rewrite(copy, change)
     with pytest.raises(UserError, match=says):
         open_dataset(copy)
+
+
+def test_other_positives(copy):
+    def change(made):
+        for entry in (made["splits"]["test"], made["splits"]["test"]["shards"][0]):
+            entry["positives"] += 1
+
+    rewrite(copy, change)
+    with pytest.raises(UserError, match=r"test-00000\.safetensors: \d+ positives instead of \d+"):
+        list(open_dataset(copy).batches("test", 100))
 
 
 def test_no_manifest(tmp_path):

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from bench.data.prepare import prepare
 from bench.data.reader import open_dataset
@@ -49,9 +50,10 @@ def test_missing_shares_of_criteo(real, tmp_path):
     path = real / TABLES["criteo"][0][0]
     if not path.is_file():
         pytest.skip(f"no {path}")
-    prepare([path], tmp_path, split="1,0,0", threshold=1)
-    (batch,) = open_dataset(tmp_path).batches("train", 10_000)
-    missing = (batch.sparse == 0).float().mean(0)
+    prepare([path], tmp_path, threshold=1)
+    data = open_dataset(tmp_path)
+    sparse = torch.cat([batch.sparse for split in data.manifest["splits"] for batch in data.batches(split, 10_000)])
+    missing = (sparse == 0).float().mean(0)
     names = open_dataset(tmp_path).sparse_names
     for tied, share in ((("C14", "C16", "C17", "C23"), 0.467), (("C1", "C10", "C11", "C20", "C21", "C22"), 0.026)):
         for name in tied:

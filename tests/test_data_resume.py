@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +12,7 @@ import time
 import made_up_rows
 import pytest
 
-from bench.data import counting, passes, shards, state, stream, vocabulary
+from bench.data import checks, counting, folder, passes, shards, state, stream, vocabulary
 from bench.data.prepare import prepare
 
 ROWS = made_up_rows.lines(4000, seed=9)
@@ -18,6 +20,19 @@ ROWS = made_up_rows.lines(4000, seed=9)
 
 class Killed(BaseException):
     """Stands for the end of the process: no handler of the code under test may catch it."""
+
+
+def dies_at(original, calls):
+    """The function, which ends the process at the call after so many."""
+    left = [calls]
+
+    def dies(*args, **how):
+        left[0] -= 1
+        if left[0] < 0:
+            raise Killed
+        return original(*args, **how)
+
+    return dies
 
 
 def hashes(folder):
@@ -46,23 +61,15 @@ def run(file, out):
         (counting.KeyCounter, "spill", (1, 30, 100)),
         (vocabulary, "write", (1, 20)),
         (shards, "write", (1, 4, 13)),
-        (state.State, "save", (1, 3, 8, 12, 20)),
+        (state.State, "save", (1, 3, 8, 12, 14)),
     ],
 )
 def test_killed_at(file, tmp_path, monkeypatch, owner, name, calls):
     run(file, tmp_path / "whole")
     want = hashes(tmp_path / "whole")
     for call in calls:
-        original, left = getattr(owner, name), [call]
-
-        def dies(*args, original=original, left=left):
-            left[0] -= 1
-            if left[0] < 0:
-                raise Killed
-            return original(*args)
-
         with monkeypatch.context() as patch:
-            patch.setattr(owner, name, dies)
+            patch.setattr(owner, name, dies_at(getattr(owner, name), call))
             with pytest.raises(Killed):
                 run(file, tmp_path / f"{call}")
         assert not (tmp_path / f"{call}" / "manifest.json").exists()
@@ -97,6 +104,7 @@ def test_work_is_not_done_twice(file, tmp_path, monkeypatch):
         monkeypatch.setattr(passes.RowParser, "__call__", original)
         return seen[0]
 
+    monkeypatch.setattr(checks, "first_rows", lambda parser: (4001, 200))  # it parses the first block each time
     counted_blocks([8])
     assert counted_blocks() == 4001 - 8 * 300
 
@@ -114,6 +122,68 @@ def test_other_options_start_afresh(file, tmp_path, monkeypatch, capsys):
         hashes(tmp_path / "out")
         == (prepare([file], tmp_path / "b", skip_bad=True, threshold=5), hashes(tmp_path / "b"))[1]
     )
+
+
+def test_same_size_other_bytes_start_afresh(file, tmp_path, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        patch.setattr(state.State, "save", dies_at(state.State.save, 9))
+        with pytest.raises(Killed):
+            run(file, tmp_path / "out")
+    before = file.stat()
+    file.write_bytes(file.read_bytes().replace(b"\n0\t", b"\n1\t", 50))
+    assert file.stat().st_size == before.st_size
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 10**9))
+    made = run(file, tmp_path / "out")
+    assert "starting afresh" in capsys.readouterr().err
+    assert made == run(file, tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("calls", "lost"),
+    [(5, "*.npy"), (12, "*.safetensors"), (12, "vocabulary/*-C7.npy"), (12, ".unfinished/rare-03.npy")],
+)
+def test_lost_files_start_afresh(file, tmp_path, monkeypatch, capsys, calls, lost):
+    run(file, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(state.State, "save", dies_at(state.State.save, calls))
+        with pytest.raises(Killed):
+            run(file, tmp_path / "out")
+    where = tmp_path / "out"
+    sorted(where.glob(lost) if lost != "*.npy" else (where / ".unfinished").glob(lost))[0].unlink()
+    capsys.readouterr()
+    run(file, where)
+    assert "is gone: starting afresh" in capsys.readouterr().err
+    assert hashes(where) == hashes(tmp_path / "whole")
+
+
+def test_killed_while_an_old_data_set_is_cleared(file, tmp_path, monkeypatch):
+    """The state goes first, so that it never names shards that are gone."""
+    with monkeypatch.context() as patch:
+        patch.setattr(state.State, "save", dies_at(state.State.save, 12))
+        with pytest.raises(Killed):
+            run(file, tmp_path / "out")
+    made_up_rows.write(file, ROWS[:2000])
+    removed = []
+    with monkeypatch.context() as patch:
+        patch.setattr(pathlib.Path, "unlink", lambda path, missing_ok=False: removed.append(path.name))
+        patch.setattr(shutil, "rmtree", dies_at(shutil.rmtree, 0))
+        with pytest.raises(Killed):
+            folder.clear(tmp_path / "out")
+    assert removed[:2] == ["state.json", "manifest.json"] and "train-00000.safetensors" in removed
+
+
+def test_counted_files_are_not_counted_again(tmp_path, monkeypatch):
+    files = [made_up_rows.write(tmp_path / f"{i}.tsv", ROWS[1000 * i : 1000 * i + 1000]) for i in range(4)]
+    want = prepare(files, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(state.State, "save", dies_at(state.State.save, 2))
+        with pytest.raises(Killed):
+            prepare(files, tmp_path / "out")
+    starts, blocks = [], stream.blocks
+    monkeypatch.setattr(checks, "first_rows", lambda parser: (4000, 200))
+    monkeypatch.setattr(stream, "blocks", lambda *args, **how: (starts.append(args[2].file), blocks(*args, **how))[1])
+    assert prepare(files, tmp_path / "out") == want
+    assert starts[0] == 2  # two files were counted
 
 
 def test_changed_rows_start_afresh(file, tmp_path, monkeypatch, capsys):

@@ -1,5 +1,6 @@
-"""The best AUC that any model can reach on generated rows: that of the true probability, from the generator's files.
+"""An upper bound on the AUC of any model on generated rows: that of the true probability, from the generator's files.
 
+It is above what models can reach: the probability also depends on scores that the rows show rounded or not at all.
 The generator leaves FILE.generator.json and FILE.probability.npy beside FILE.
 """
 

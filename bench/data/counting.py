@@ -11,6 +11,7 @@ import numpy as np
 
 from bench.data.parse import MISSING
 from bench.errors import UserError
+from bench.files import replacing
 
 PAIR = np.dtype([("key", "<u8"), ("count", "<i8")])
 BUDGET_BYTES = 512 << 20  # of all columns' tables together
@@ -60,7 +61,8 @@ class KeyCounter:
         if shutil.disk_usage(self.folder).free < pairs.nbytes + (64 << 20):
             raise UserError(f"no room in {self.folder} for counts of column {self.name}: free some disk and run again")
         run = f"{self.name}-{len(self.runs):05d}.npy"
-        np.save(self.folder / run, pairs)
+        with replacing(self.folder / run) as file:
+            np.save(file, pairs)
         self.runs.append(run)
         self.table, self.used = _empty(len(keys)), 0
 

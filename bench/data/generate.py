@@ -1,4 +1,4 @@
-"""Generate Criteo-like rows, the suite's own data: the look of Criteo's file, groups of features, a known best AUC.
+"""Generate Criteo-like rows, the suite's own data: the look of Criteo's file, groups of features, a bound on the AUC.
 
     python -m bench.data.generate --rows 500000 --seed 7 --out rows.tsv
     python -m bench.data.generate --rows 3000000 --seed 7 --days 3 --out day.tsv   # day_0.tsv, day_1.tsv, day_2.tsv

@@ -8,6 +8,7 @@ from pathlib import Path
 import jsonschema
 
 from bench.data.splits import NAMES
+from bench.data.vocabulary import table_rows
 from bench.errors import UserError
 from bench.files import write_text
 
@@ -45,7 +46,7 @@ def read(folder: Path) -> dict:
 
 
 def split_hash(splits: dict) -> str:
-    """sha256 over the shards' sha256 in order: two data sets with the same rows in the same splits share it."""
+    """sha256 over the shards' sha256 in order: of rows, splits, ids (so threshold and cap) and the size of shards."""
     digest = hashlib.sha256()
     for name in NAMES:
         for shard in splits[name]["shards"]:
@@ -54,12 +55,26 @@ def split_hash(splits: dict) -> str:
 
 
 def _contradictions(manifest: dict):
-    columns = len(manifest["columns"]["sparse"])
+    sparse = manifest["columns"]["sparse"]
+    names = [manifest["columns"]["label"], *manifest["columns"]["dense"], *sparse]
+    if len(set(names)) != len(names):
+        yield "columns names a column twice"
     for field in ("cardinalities", "vocabulary"):
-        if len(manifest[field]) != columns:
-            yield f"{field} has {len(manifest[field])} entries for {columns} sparse columns"
+        if len(manifest[field]) != len(sparse):
+            yield f"{field} has {len(manifest[field])} entries for {len(sparse)} sparse columns"
+    for name, rows, part in zip(sparse, manifest["cardinalities"], manifest["vocabulary"], strict=False):
+        if part["column"] != name:
+            yield f"vocabulary has column {part['column']} where columns has {name}"
+        if rows != table_rows(part["kept"], part["cap"]):
+            yield f"cardinality {rows} of column {name} does not follow from its {part['kept']} kept keys and the cap"
+    files = [shard["file"] for name in NAMES for shard in manifest["splits"][name]["shards"]]
+    if len(set(files)) != len(files):
+        yield "splits names a shard twice"
     for name in NAMES:
         split = manifest["splits"][name]
+        for shard in split["shards"]:
+            if not shard["file"].startswith(f"{name}-"):
+                yield f"split {name} names shard {shard['file']} of another split"
         for field in ("rows", "positives"):
             if split[field] != sum(shard[field] for shard in split["shards"]):
                 yield f"{field} of split {name} is not the sum over its shards"

@@ -79,7 +79,7 @@ def parse_lines(
                 at = begin
             # any field: its bytes are text[start:end]; afterwards `at` is behind its separator
             if quote >= 0 or strip:
-                start, end, at, closed = _field(text, at, separator, quote, strip)
+                start, end, at, closed = field_bounds(text, at, separator, quote, strip)
                 if not closed and code == OK:
                     code, where = BAD_QUOTE, column
             else:
@@ -125,10 +125,10 @@ def parse_lines(
                         code, where = BAD_LABEL, column
             column += 1
         if code != BAD_QUOTE and column != columns:
-            short = column < columns
+            short, blank = column < columns, column == 1 and start == end
             if short and open_end and row == len(label) - 1:
                 code, where = CUT, column
-            elif short and pad and code == OK and column > 1:
+            elif short and pad and code == OK and not blank:
                 padded += 1
                 for empty in range(column, columns):
                     kind, slot = kinds[empty], slots[empty]
@@ -140,14 +140,14 @@ def parse_lines(
                         group[row] = MISSING
                     elif kind == LABEL:
                         code, where = BAD_LABEL, empty
-            elif not (short and pad and column > 1):
+            elif not (short and pad and not blank):
                 code, where = FIELDS, column
         fault[row], field_of[row] = code, where
     return padded
 
 
 @numba.njit(**_options)
-def _field(text, at, separator, quote, strip):
+def field_bounds(text, at, separator, quote, strip):
     """(start, end, behind the separator, whether a quote was closed) of the field that begins at `at`."""
     start = at
     while strip and (text[start] == _BLANK or text[start] == _TAB) and text[start] != separator:

@@ -8,25 +8,22 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from bench.data import counting, shards, state, stream, vocabulary
+from bench.data import counting, folder, shards, state, stream, vocabulary
 from bench.data.rows import RowParser, Rows, transformed
-from bench.data.schema import Schema
 from bench.data.splits import NAMES, Split
 from bench.data.stream import Cursor
 
 WORKERS = 2
-SAVE_ROWS = 1 << 25  # lines between two saved states of the counting pass: about a minute's work
+SAVE_ROWS = 1 << 22  # lines between two saved states: some seconds' work
 
 
 class Passes:
-    """Counts and encodes the rows of the files into folder out, from where the state says on."""
+    """Counts and encodes the rows of the parser's files into folder out, from where the state says on."""
 
-    def __init__(
-        self, schema: Schema, files: list[Path], out: Path, now: state.State, split: Split, skip_bad: bool, pad: bool
-    ):
-        self.schema, self.files, self.out, self.now, self.split = schema, files, out, now, split
-        self.parser = RowParser(schema, files, skip_bad, pad)
-        self.work = state.work_folder(out)
+    def __init__(self, parser: RowParser, out: Path, now: state.State, split: Split):
+        self.parser, self.out, self.now, self.split = parser, out, now, split
+        self.schema, self.files = parser.schema, parser.files
+        self.work = folder.work(out)
         self.total = sum(now.lines)
 
     def count(self) -> None:
@@ -65,15 +62,16 @@ class Passes:
         now = self.now
         if now.vocabulary is not None:
             return
-        found = []
+        found, rare = [], []
         for number, (column, runs) in enumerate(
             zip(tqdm(self.schema.sparse, desc="vocabulary", unit=" columns"), now.runs, strict=True)
         ):
             name = vocabulary.file_name(number, column)
             paths = [self.work / run for run in runs]
-            distinct, kept = vocabulary.write(self.out / "vocabulary" / name, paths, threshold)
+            rare.append(f"rare-{number:02d}.npy")
+            distinct, kept = vocabulary.write(self.out / "vocabulary" / name, self.work / rare[-1], paths, threshold)
             found.append({"column": column, "file": f"vocabulary/{name}", "distinct": distinct, "kept": kept})
-        now.vocabulary = found
+        now.vocabulary, now.rare = found, rare
         now.save(self.out)
         for runs in now.runs:
             for run in runs:
@@ -83,17 +81,20 @@ class Passes:
         """Write the shards of all rows; a step is shard_rows lines and writes a shard for each split that it meets."""
         if self.now.encoding.row == self.total:
             return
-        vocabularies = vocabulary.open_all([self.out / part["file"] for part in self.now.vocabulary], cap)
-        step = _Step(self.schema)
+        paths = [self.out / part["file"] for part in self.now.vocabulary] + [self.work / name for name in self.now.rare]
+        opened = vocabulary.open_all(paths, cap)
+        columns = len(self.schema.sparse)
+        step = _Step(opened[:columns], opened[columns:])
+        self.saved_row = self.now.encoding.row
         with ThreadPoolExecutor(WORKERS) as pool, ThreadPoolExecutor(1) as writer:
             saved: Future | None = None
             for rows in self._rows(pool, "encode", self.now.encoding, self.total, shard_rows):
-                step.add(rows, self.split.of(rows), vocabularies, pool)
+                step.add(rows, self.split.of(rows), pool)
                 if rows.block.end.row % shard_rows == 0 or rows.block.end.row == self.total:
                     if saved is not None:
                         saved.result()  # one step is written while the next is encoded
                     saved = writer.submit(self._save_step, step, rows.block.end)
-                    step = _Step(self.schema)
+                    step = _Step(opened[:columns], opened[columns:])
             if saved is not None:
                 saved.result()
 
@@ -104,13 +105,16 @@ class Passes:
                 label, dense, sparse = (np.concatenate(part) for part in zip(*step.parts[name], strict=True))
                 file = f"{name}-{len(now.shards[name]):05d}.safetensors"
                 now.shards[name].append(shards.write(self.out, file, label, dense, sparse))
-            if step.unseen[name].any():
-                before = now.unseen.get(name, [0] * len(self.schema.sparse))
-                now.unseen[name] = [int(a + b) for a, b in zip(before, step.unseen[name], strict=True)]
+        for counts, more in ((now.rare_rows, step.rare_rows), (now.unseen_rows, step.unseen_rows)):
+            for name, rows in more.items():
+                before = counts.get(name, [0] * len(rows))
+                counts[name] = [int(a + b) for a, b in zip(before, rows, strict=True)]
         now.bad = dict(Counter(now.bad) + step.bad)
         now.padded += step.padded
         now.encoding = cursor
-        now.save(self.out)
+        if cursor.row == self.total or cursor.row - self.saved_row >= SAVE_ROWS:
+            now.save(self.out)  # not after each shard: the state names all shards, so it grows with the input
+            self.saved_row = cursor.row
 
     def _rows(self, pool: ThreadPoolExecutor, title: str, start: Cursor, end: int, cut_rows: int) -> Iterator[Rows]:
         """Parsed rows in order, parsed ahead in the pool, with a progress bar over lines."""
@@ -134,13 +138,18 @@ class Passes:
 class _Step:
     """Encoded rows that wait to be written together."""
 
-    def __init__(self, schema: Schema):
+    def __init__(self, vocabularies: list, rare: list):
+        """Vocabularies of the columns, and of keys that occur in training but below the threshold."""
+        self.vocabularies, self.rare = vocabularies, rare
         self.parts: dict[str, list] = {name: [] for name in NAMES}  # of (label, dense, sparse)
-        self.unseen = {name: np.zeros(len(schema.sparse), np.int64) for name in NAMES}
+        # rows with a rare id in each column, and those among them whose value does not occur in training
+        self.rare_rows, self.unseen_rows = (
+            {name: np.zeros(len(vocabularies), np.int64) for name in NAMES if name != "train"} for _ in range(2)
+        )
         self.bad: Counter = Counter()
         self.padded = 0
 
-    def add(self, rows: Rows, split: np.ndarray, vocabularies: list, pool: ThreadPoolExecutor) -> None:
+    def add(self, rows: Rows, split: np.ndarray, pool: ThreadPoolExecutor) -> None:
         self.bad += rows.bad
         self.padded += rows.padded
         for index, name in enumerate(NAMES):
@@ -150,12 +159,16 @@ class _Step:
             keys, dense, label = rows.keys, rows.dense, rows.label
             if not mine.all():
                 keys, dense, label = np.ascontiguousarray(keys[:, mine]), dense[mine], label[mine]
-            sparse = np.empty((len(label), len(vocabularies)), np.int32)
+            sparse = np.empty((len(label), len(self.vocabularies)), np.int32)
 
             def encode(columns: range, keys=keys, sparse=sparse, name=name) -> None:
                 for column in columns:
-                    self.unseen[name][column] += vocabularies[column].encode(keys[column], sparse[:, column])
+                    rare = self.vocabularies[column].encode(keys[column], sparse[:, column])
+                    if rare and name != "train":
+                        asked = keys[column][sparse[:, column] == vocabulary.RARE_ID]
+                        self.rare_rows[name][column] += rare
+                        self.unseen_rows[name][column] += self.rare[column].encode(asked, np.empty(rare, np.int32))
 
             transform = pool.submit(transformed, dense)
-            list(pool.map(encode, [range(first, len(vocabularies), WORKERS) for first in range(WORKERS)]))
+            list(pool.map(encode, [range(first, sparse.shape[1], WORKERS) for first in range(WORKERS)]))
             self.parts[name].append((label, transform.result(), sparse))

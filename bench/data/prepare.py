@@ -5,7 +5,8 @@
     python -m bench.data.prepare --input diabetic_data.csv --schema diabetes130 --out DIR
 
 Lines are counted first, then keys in the training rows (vocabularies), then all rows are encoded. Memory does not grow
-with the input. A killed preparation goes on where it was when the same command is given again.
+with the input. A killed preparation goes on where it was when the same command is given again. A data set that is in
+DIR already is replaced once the command is found sound; files there that are not a data set's stay.
 """
 
 import argparse
@@ -16,9 +17,13 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from bench.data import ceiling, manifest, schema, splits, state, stream, vocabulary
+from bench.data import ceiling, checks, folder, manifest, schema, splits, state, stream, vocabulary
 from bench.data.passes import Passes
+from bench.data.rows import RowParser
+from bench.data.stream import Cursor
 from bench.errors import UserError, cli
+
+SHARD_ROWS = 1 << 16
 
 
 def prepare(
@@ -30,7 +35,7 @@ def prepare(
     split: str = "0.8,0.1,0.1",
     skip_bad: bool = False,
     pad: bool = False,
-    shard_rows: int = 1 << 18,
+    shard_rows: int = SHARD_ROWS,
 ) -> dict:
     """Prepare the files into folder out; returns the manifest, which is also written.
 
@@ -44,12 +49,15 @@ def prepare(
         shard_rows: a shard holds the rows of so many consecutive lines at most.
 
     Raises:
-        UserError: bad input or options, a bad row, no room on the disk.
+        UserError: bad input or options, a bad row, no room on the disk, files that change meanwhile, a folder that
+            holds something else or that another preparation works in.
     """
     table = schema.load(schema_name)
-    for file in files:
-        if not file.is_file():
-            raise UserError(f"no file {file}")
+    checks.options(threshold, cap, shard_rows)
+    checks.sources(files)
+    splits.fractions(split, len(files), table.group is not None)
+    parser = RowParser(table, files, skip_bad, pad)
+    rows, row_bytes = checks.first_rows(parser)
     options = {
         "schema": table.name,
         "threshold": threshold,
@@ -59,59 +67,54 @@ def prepare(
         "pad_short_rows": pad,
         "shard_rows": shard_rows,
     }
-    out.mkdir(parents=True, exist_ok=True)
-    now = state.begin(out, table, options, files)
-    if now.lines is None:
-        now.lines = _count_lines(files, table.header)
-        now.save(out)
-    plan = splits.plan(split, now.lines, table.group is not None)
-    _check_disk(out, now, len(table.dense), len(table.sparse))
-    passes = Passes(table, files, out, now, plan, skip_bad, pad)
-    passes.count()
-    _check_training(now, files)
-    passes.write_vocabulary(threshold)
-    passes.encode(cap, shard_rows)
-    result = _manifest(table, files, out, now, plan, options)
-    manifest.write(out, result)
-    shutil.rmtree(state.work_folder(out))
+    with folder.locked(out):
+        key = state.key(table, options, files)
+        now = state.unfinished(out, key)
+        if now is None:
+            checks.disk(out, rows, row_bytes)
+            folder.clear(out)
+            now = state.State(key, runs=[[] for _ in table.sparse])
+        _count_lines(files, table.header, out, now)
+        plan = splits.plan(split, now.lines, table.group is not None)
+        checks.disk(out, sum(now.lines) - now.encoding.row, checks.shard_row(table))
+        passes = Passes(parser, out, now, plan)
+        passes.count()
+        checks.training(now, files)
+        passes.write_vocabulary(threshold)
+        passes.encode(cap, shard_rows)
+        fault = checks.encoded(now, files, state.key(table, options, files))
+        if fault is not None:
+            folder.state_file(out).unlink(missing_ok=True)
+            raise UserError(fault)
+        checks.no_split_is_empty(now, files)
+        result = _manifest(table, files, out, now, plan, options)
+        manifest.write(out, result)
+        shutil.rmtree(folder.work(out))
     return result
 
 
-def _count_lines(files: list[Path], header: bool) -> list[int]:
-    """Lines of each file; the bar's total is an estimate from the bytes read so far."""
-    lines, sizes = [0] * len(files), [file.stat().st_size for file in files]
+def _count_lines(files: list[Path], header: bool, out: Path, now: state.State) -> None:
+    """Count the lines of each file into the state; the bar's total is an estimate from the bytes read so far."""
+    sizes = [file.stat().st_size for file in files]
+    lines, first = 0, len(now.lines)
+    if first == len(files):
+        return
     with tqdm(desc="lines", unit=" rows", unit_scale=True) as bar:
-        for block in stream.blocks(files, header):
+        for block in stream.blocks(files, header, Cursor(file=first)):
             at = block.end.file
-            lines[at] += block.lines
-            if block.end.offset <= sizes[at] or at:  # inside a first compressed file, how much is left is unknown
-                read = sum(sizes[:at]) + min(block.end.offset, sizes[at])
-                bar.total = round(block.end.row * sum(sizes) / read)
+            if at > len(now.lines):
+                now.lines.append(lines)
+                now.save(out)
+                lines = 0
+            lines += block.lines
+            if block.end.offset <= sizes[at] or at > first:  # in a first compressed file, how much is left is unknown
+                read = sum(sizes[first:at]) + min(block.end.offset, sizes[at])
+                bar.total = round(block.end.row * sum(sizes[first:]) / read)
             bar.update(block.lines)
-    for file, count in zip(files, lines, strict=True):
-        if not count:
-            raise UserError(f"{file} holds no rows")
-    return lines
-
-
-def _check_disk(out: Path, now: state.State, dense: int, sparse: int) -> None:
-    """Shards have a known size; counts spilled on the way are checked when they are written."""
-    row = 4 * dense + 4 * sparse + 1
-    need = row * (sum(now.lines) - now.encoding.row) + (64 << 20)
-    free = shutil.disk_usage(out).free
-    if free < need:
-        raise UserError(
-            f"{out} needs {need / 1e9:.1f} GB for {sum(now.lines)} rows, {free / 1e9:.1f} GB are free: free some"
-        )
-
-
-def _check_training(now: state.State, files: list[Path]) -> None:
-    names = ", ".join(file.name for file in files[:3]) + (", ..." if len(files) > 3 else "")
-    if not now.train_rows:
-        raise UserError(f"the training split of {names} holds no good rows: give more rows or a larger first fraction")
-    if now.train_positives in (0, now.train_rows):
-        only = "negative" if now.train_positives == 0 else "positive"
-        raise UserError(f"all {now.train_rows} training rows of {names} are {only}, nothing to learn: give more rows")
+    now.lines.append(lines)
+    now.save(out)
+    if len(now.lines) != len(files):
+        raise UserError(f"{files[len(now.lines)]} lost its rows during the preparation: give the same command again")
 
 
 def _manifest(table, files: list[Path], out: Path, now: state.State, plan: splits.Split, options: dict) -> dict:
@@ -121,9 +124,9 @@ def _manifest(table, files: list[Path], out: Path, now: state.State, plan: split
         rows = sum(shard["rows"] for shard in shards)
         parts[name] = {"rows": rows, "positives": sum(shard["positives"] for shard in shards), "shards": shards}
         if name != "train":
-            unseen = now.unseen.get(name, [0] * len(table.sparse))
-            unseen_share = [round(count / rows, 6) if rows else 0.0 for count in unseen]
-            parts[name]["unseen_share"] = dict(zip(table.sparse, unseen_share, strict=True))
+            for share, counts in (("rare_or_unseen_share", now.rare_rows), ("unseen_share", now.unseen_rows)):
+                shares = [round(count / rows, 6) for count in counts[name]]
+                parts[name][share] = dict(zip(table.sparse, shares, strict=True))
     generator = None if now.bad else ceiling.describe(files, parts, plan, out)
     return {
         "format": 1,
@@ -166,12 +169,8 @@ def main() -> int:
     )
     add("--bad-rows", choices=["fail", "skip"], default="fail", help="skip: leave them out and count them")
     add("--pad-short-rows", action="store_true", help="fill up rows whose empty last fields were stripped")
-    add("--shard-rows", type=int, default=1 << 18, help="lines of a shard (default %(default)s)")
+    add("--shard-rows", type=int, default=SHARD_ROWS, help="lines of a shard (default %(default)s)")
     args = parser.parse_args()
-    for name, least in (("threshold", 1), ("cap", 3), ("shard_rows", 1)):
-        value = getattr(args, name)
-        if value is not None and value < least:
-            raise UserError(f"--{name.replace('_', '-')} {value}: must be at least {least}")
     try:
         result = prepare(
             args.input,

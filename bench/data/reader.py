@@ -17,6 +17,8 @@ import torch
 from bench.data import manifest
 from bench.errors import UserError
 
+GROUP_SHARDS = 8  # whose rows are shuffled together; with shards of 65,536 rows of Criteo's columns 82 MB in memory
+
 
 @dataclass
 class Batch:
@@ -47,6 +49,10 @@ class DataSet:
         self.sparse_names: list[str] = self.manifest["columns"]["sparse"]
         self._limits = torch.tensor(self.cardinalities, dtype=torch.int32)
         self._whole: set[str] = set()  # shards whose bytes were compared with the manifest
+        for split in self.manifest["splits"].values():
+            for shard in split["shards"]:
+                if not (folder / shard["file"]).is_file():
+                    raise UserError(f"{folder} lacks shard {shard['file']} of its manifest: prepare the data set again")
 
     def rows(self, split: str) -> int:
         """Rows of "train", "validation" or "test"."""
@@ -56,8 +62,9 @@ class DataSet:
         """One pass over a split: every row once, the last batch short.
 
         Args:
-            seed: order of the shards, and of the rows in each, as a function of it alone; None: the file's order.
-            start_step: leave out so many batches, without reading shards that hold nothing else.
+            seed: order of the rows, as a function of it alone: shards in random order are read in groups, and rows
+                of a group come in random order; None: the file's order.
+            start_step: leave out so many batches, without reading groups that hold nothing else.
 
         Raises:
             UserError: a shard that is missing or does not fit the manifest, or training rows fewer than one batch.
@@ -73,34 +80,49 @@ class DataSet:
 
     def _batches(self, split: str, batch_size: int, seed: int | None, start_step: int) -> Iterator[Batch]:
         shards = self.manifest["splits"][split]["shards"]
-        order = range(len(shards)) if seed is None else np.random.default_rng([seed, 0]).permutation(len(shards))
+        order, size = np.arange(len(shards)), 1
+        if seed is not None:
+            order, size = np.random.default_rng([seed, 0]).permutation(len(shards)), GROUP_SHARDS
         skip = start_step * batch_size
         rest: list[Batch] = []  # rows that do not fill a batch yet
         waiting = 0
-        for number in order:
-            rows = shards[number]["rows"]
+        for number, begin in enumerate(range(0, len(order), size)):
+            entries = [shards[shard] for shard in order[begin : begin + size]]
+            rows = sum(entry["rows"] for entry in entries)
             if skip >= rows:
                 skip -= rows
                 continue
-            shard = self._load(shards[number])
+            group = self._group(entries)
+            shuffled = None
             if seed is not None:
-                shuffled = np.random.default_rng([seed, 1, number]).permutation(rows)
-                shard = _take(shard, torch.from_numpy(shuffled[skip:]))
-            elif skip:
-                shard = _cut(shard, skip, rows)
-            rows, skip, at = rows - skip, 0, 0
+                shuffled = torch.from_numpy(np.random.default_rng([seed, 1, number]).permutation(rows))
+            at, skip = skip, 0
             while at < rows:
-                size = min(batch_size - waiting, rows - at)
-                piece = _cut(shard, at, at + size)
-                at += size
-                if waiting + size < batch_size:
-                    rest.append(piece)
-                    waiting += size
-                    continue
-                yield _joined([*rest, piece])
-                rest, waiting = [], 0
+                end = min(at + batch_size - waiting, rows)
+                rest.append(_cut(group, at, end) if shuffled is None else _take(group, shuffled[at:end]))
+                waiting += end - at
+                at = end
+                if waiting == batch_size:
+                    yield _joined(rest)
+                    rest, waiting = [], 0
         if rest:
             yield _joined(rest)
+
+    def _group(self, entries: list[dict]) -> Batch:
+        """Rows of the shards one after the other."""
+        if len(entries) == 1:
+            return self._load(entries[0])
+        rows, at = sum(entry["rows"] for entry in entries), 0
+        group = Batch(
+            torch.empty(rows, len(self.dense_names)),
+            torch.empty(rows, len(self.sparse_names), dtype=torch.int32),
+            torch.empty(rows),
+        )
+        for entry in entries:  # into their place: no more than one shard is held twice
+            shard, end = self._load(entry), at + entry["rows"]
+            group.dense[at:end], group.sparse[at:end], group.label[at:end] = shard.dense, shard.sparse, shard.label
+            at = end
+        return group
 
     def _load(self, entry: dict) -> Batch:
         """Read a shard and check bytes, rows, types and ranges of ids."""
@@ -134,6 +156,9 @@ class DataSet:
                 f"shard {path}: id {value} in column {self.sparse_names[column]} is outside its table of "
                 f"{self.cardinalities[column]} rows; {again}"
             )
+        positives = int(tensors["label"].sum())
+        if positives != entry["positives"]:
+            raise UserError(f"shard {path}: {positives} positives instead of {entry['positives']}; {again}")
         return Batch(tensors["dense"], tensors["sparse"], tensors["label"].float())
 
 

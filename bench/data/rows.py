@@ -50,6 +50,7 @@ class RowParser:
             UserError: a file's header lacks a column of the schema, or differs from the first file's.
         """
         self.schema, self.files, self.skip_bad, self.pad = schema, files, skip_bad, pad
+        self.quote = ord(schema.quote) if schema.quote else -1
         self.columns = list(schema.columns or _header(schema, files))
         self.kinds = np.zeros(len(self.columns), np.int8)
         self.slots = np.zeros(len(self.columns), np.int64)
@@ -75,9 +76,8 @@ class RowParser:
         keys = np.empty((len(self.schema.sparse), n), np.uint64)
         fault, field = np.empty(n, np.uint8), np.empty(n, np.int32)
         text = np.frombuffer(block.text, np.uint8)
-        quote = ord(self.schema.quote) if self.schema.quote else -1
         padded = parse.parse_lines(
-            text, ord(self.schema.separator), quote, self.schema.strip, self.pad, block.open_end,
+            text, ord(self.schema.separator), self.quote, self.schema.strip, self.pad, block.open_end,
             self.kinds, self.slots, self.markers, label, dense, keys, group, fault, field,
         )  # fmt: skip
         number = np.arange(block.start.row, block.start.row + n)
@@ -94,7 +94,7 @@ class RowParser:
 
     def _message(self, block: Block, line: int, fault: int, field: int) -> str:
         text = block.text.split(b"\n", line + 1)[line].rstrip(b"\r")
-        where = f"{self.files[block.start.file].name} line {block.start.line + line + 1 + self.schema.header}"
+        where = f"{self.files[block.start.file]} line {block.start.line + line + 1 + self.schema.header}"
         expected = len(self.columns)
         skip = "--bad-rows skip leaves such rows out"
         if fault == parse.CUT:
@@ -103,15 +103,29 @@ class RowParser:
         if first and text.lower().startswith(self.columns[0].lower().encode()):
             return f"{where} is a header, schema {self.schema.name} is for files without one: remove it, or {skip}"
         if fault == parse.FIELDS:
-            short = "; --pad-short-rows fills up rows whose empty ends were stripped" if field < expected else ""
+            pads = field < expected and text and not self.pad
+            short = "; --pad-short-rows fills up rows whose empty ends were stripped" if pads else ""
             return f"{where}: wrong field count, {field} instead of {expected}; {skip}{short}"
         name = self.columns[field]
-        value = text.decode(errors="replace").split(self.schema.separator)[field : field + 1]
-        shown = repr(value[0][:40]) if value else "nothing"
+        value = self._field(text, field)
+        shown = repr(value[:40]) if value else "nothing"
         if fault == parse.BAD_LABEL:
             allowed = ", ".join((*self.schema.positive, *self.schema.negative))
             return f"{where}: label {shown} in column {name} is none of {allowed}; {skip}"
-        return f"{where}: {FAULTS[fault]}, {shown} in column {name}; {skip}"
+        many = " of at most 18 digits" if fault == parse.BAD_INTEGER and value.lstrip("+-").isdecimal() else ""
+        return f"{where}: {FAULTS[fault]}{many}, {shown} in column {name}; {skip}"
+
+    def _field(self, text: bytes, field: int) -> str:
+        """A field of a line, cut out as the parser does it."""
+        line, at, start, end = np.frombuffer(text + b"\n", np.uint8), 0, 0, 0
+        for _ in range(min(field + 1, len(self.columns))):
+            if at < len(line):
+                start, end, at, _ = parse.field_bounds(
+                    line, at, ord(self.schema.separator), self.quote, self.schema.strip
+                )
+            else:
+                start = end = 0  # a padded field
+        return text[start:end].decode(errors="replace")
 
 
 def transformed(dense: np.ndarray) -> np.ndarray:
@@ -132,7 +146,7 @@ def _header(schema: Schema, files: list[Path]) -> list[str]:
         headers.append([name.strip().strip(schema.quote or "") for name in names])
         absent = [name for name in schema.used if name not in headers[-1]]
         if absent:
-            raise UserError(f"{file.name} has no column {absent[0]} in its header; schema {schema.name} needs it")
+            raise UserError(f"{file} has no column {absent[0]} in its header; schema {schema.name} needs it")
         if headers[-1] != headers[0]:
-            raise UserError(f"the header of {file.name} differs from that of {files[0].name}")
+            raise UserError(f"the header of {file} differs from that of {files[0]}: give files of one table")
     return headers[0]

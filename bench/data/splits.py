@@ -33,24 +33,41 @@ def plan(option: str, lines: list[int], grouped: bool) -> Split:
     """The split for an option ("0.8,0.1,0.1" or "day") and the number of lines of each file.
 
     Raises:
-        UserError: the option is none of these, or does not fit the files.
+        UserError: the option is none of these, does not fit the files, or leaves a split empty.
     """
-    total = sum(lines)
+    total, shares = sum(lines), fractions(option, len(lines), grouped)
+    if shares is None:
+        bounds = total - lines[-1], total - lines[-1] // 2
+    elif grouped:
+        return Split((0, 0), (shares[0], shares[0] + shares[1]))
+    else:
+        bounds = round(total * shares[0]), round(total * (shares[0] + shares[1]))
+    if not 0 < bounds[0] < bounds[1] < total:
+        raise UserError(f"--split {option} of {total} rows leaves a split empty: give more rows or other fractions")
+    return Split(bounds)
+
+
+def fractions(option: str, files: int, grouped: bool) -> list[float] | None:
+    """Fractions of train, validation and test; None: by day.
+
+    Raises:
+        UserError: the option is neither, or does not fit the number of files or a schema with groups.
+    """
     if option == "day":
         if grouped:
             raise UserError("--split day: the schema names a group column, so rows are split by group; give fractions")
-        if len(lines) < 2:
+        if files < 2:
             raise UserError("--split day needs at least two files, in the order of days; the last day is halved")
-        return Split((total - lines[-1], total - lines[-1] // 2))
+        return None
     try:
         shares = [float(share) for share in option.split(",")]
     except ValueError:
         shares = []
-    if len(shares) != 3 or not (min(shares) >= 0 and abs(sum(shares) - 1) < 1e-6 and shares[0] > 0):
-        raise UserError(f"--split {option}: give 'day' or three fractions that add up to 1, such as 0.8,0.1,0.1")
-    if grouped:
-        return Split((0, 0), (shares[0], shares[0] + shares[1]))
-    return Split((round(total * shares[0]), round(total * (shares[0] + shares[1]))))
+    if len(shares) != 3 or not (min(shares) > 0 and abs(sum(shares) - 1) < 1e-6):
+        raise UserError(
+            f"--split {option}: give 'day' or three fractions above 0 that add up to 1, such as 0.8,0.1,0.1"
+        )
+    return shares
 
 
 def _uniform(group: np.ndarray) -> np.ndarray:

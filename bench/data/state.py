@@ -2,18 +2,17 @@
 
 import hashlib
 import json
-import shutil
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from bench.data import manifest
+from bench.data import folder, manifest
 from bench.data.schema import Schema
 from bench.data.splits import NAMES
 from bench.data.stream import Cursor
 from bench.files import write_text
 
-FORMAT = 1  # raise it when a change makes half-finished work of the old code useless
+FORMAT = 2  # raise it when a change makes half-finished work of the old code useless
 
 
 @dataclass
@@ -21,56 +20,56 @@ class State:
     """Everything that a pass has settled up to its cursor. Files that it does not name are leftovers."""
 
     key: str
-    lines: list[int] | None = None  # of each file
+    lines: list[int] = field(default_factory=list)  # of each file that is counted
     counting: Cursor = field(default_factory=Cursor)
     counted: bool = False
-    runs: list[list[str]] = field(default_factory=list)  # of each sparse column
+    runs: list[list[str]] = field(default_factory=list)  # of each sparse column, in the work folder
     train_rows: int = 0
     train_positives: int = 0
     vocabulary: list[dict] | None = None
+    rare: list[str] = field(default_factory=list)  # of each sparse column, keys below the threshold, in the work folder
     encoding: Cursor = field(default_factory=Cursor)
     shards: dict[str, list[dict]] = field(default_factory=lambda: {name: [] for name in NAMES})
-    unseen: dict[str, list[int]] = field(default_factory=dict)  # split -> rows with a rare id, of each sparse column
+    rare_rows: dict[str, list[int]] = field(default_factory=dict)  # split -> rows with a rare id, of each sparse column
+    unseen_rows: dict[str, list[int]] = field(default_factory=dict)  # of these, rows whose value is not in training
     bad: dict[str, int] = field(default_factory=dict)
     padded: int = 0
 
     def save(self, out: Path) -> None:
         """Write the state atomically."""
-        write_text(_file(out), json.dumps(asdict(self)))
+        write_text(folder.state_file(out), json.dumps(asdict(self)))
+
+    def files(self, out: Path) -> list[Path]:
+        """The files that the work goes on from."""
+        if self.vocabulary is None:
+            made = [folder.work(out) / run for runs in self.runs for run in runs]
+        else:
+            made = [out / part["file"] for part in self.vocabulary] + [folder.work(out) / name for name in self.rare]
+        return made + [out / shard["file"] for shards in self.shards.values() for shard in shards]
 
 
-def begin(out: Path, schema: Schema, options: dict, files: list[Path]) -> State:
-    """The state to go on from: that of an earlier run with the same options, sources and format, or a new one.
-
-    A new one removes what an earlier data set left in the folder.
-    """
+def key(schema: Schema, options: dict, files: list[Path]) -> str:
+    """What tells one preparation from another: options, and the name, size and time of each source."""
     sources = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    key = hashlib.sha256(json.dumps([FORMAT, asdict(schema), options, sources]).encode()).hexdigest()
-    if _file(out).is_file() and not (out / manifest.NAME).exists():
-        try:
-            saved = json.loads(_file(out).read_text())
-            if saved["key"] == key:
-                saved["counting"], saved["encoding"] = Cursor(**saved["counting"]), Cursor(**saved["encoding"])
-                state = State(**saved)
-                print(f"going on with the unfinished preparation in {out}", file=sys.stderr)
-                return state
-        except (ValueError, KeyError, TypeError):
-            pass
+    return hashlib.sha256(json.dumps([FORMAT, asdict(schema), options, sources]).encode()).hexdigest()
+
+
+def unfinished(out: Path, key: str) -> State | None:
+    """The state of an earlier run with this key that did not end; None where there is none to go on from."""
+    if not folder.state_file(out).is_file() or (out / manifest.NAME).exists():
+        return None
+    try:
+        saved = json.loads(folder.state_file(out).read_text())
+        saved["counting"], saved["encoding"] = Cursor(**saved["counting"]), Cursor(**saved["encoding"])
+        state = State(**saved)
+    except (ValueError, KeyError, TypeError):
+        state = None
+    if state is None or state.key != key:
         print(f"{out} holds an unfinished preparation of other rows or options: starting afresh", file=sys.stderr)
-    (out / manifest.NAME).unlink(missing_ok=True)  # first: from here on the data set is not complete
-    for name in NAMES:
-        for shard in out.glob(f"{name}-*.safetensors"):
-            shard.unlink()
-    for folder in (work_folder(out), out / "vocabulary"):
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-    return State(key, runs=[[] for _ in schema.sparse])
-
-
-def work_folder(out: Path) -> Path:
-    """Where intermediate files of a preparation are."""
-    return out / ".unfinished"
-
-
-def _file(out: Path) -> Path:
-    return work_folder(out) / "state.json"
+        return None
+    lost = [file for file in state.files(out) if not file.is_file()]
+    if lost:
+        print(f"{lost[0]} of the unfinished preparation is gone: starting afresh", file=sys.stderr)
+        return None
+    print(f"going on with the unfinished preparation in {out}", file=sys.stderr)
+    return state

@@ -4,6 +4,7 @@ A block is a few megabytes of text that end at a line end. Reading and decompres
 """
 
 import queue
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,13 @@ BLOCK_BYTES = 4 << 20
 LONGEST_LINE = 32 << 20  # bytes; beyond, the file is no table of lines
 _COMPRESSED_PIECE = 4 << 10  # small: a fault is located to one piece, and well compressed text grows a thousandfold
 _BOM = b"\xef\xbb\xbf"
+_MAGIC = {  # how compressed files begin
+    "gzip": re.compile(rb"\x1f\x8b"),
+    "zstandard": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),  # a frame, or one to be skipped
+    "bzip2": re.compile(rb"BZh[1-9]1AY&SY"),
+    "xz": re.compile(rb"\xfd7zXZ\x00"),
+    "zip": re.compile(rb"PK\x03\x04"),
+}
 
 
 @dataclass(frozen=True)
@@ -113,12 +121,12 @@ def _lines(path: Path, header: bool, start: Cursor) -> Iterator[tuple[bytes, int
                 rest, offset = rest[end:], offset + end
             elif len(rest) > LONGEST_LINE:
                 raise UserError(
-                    f"{path.name} line {lines + header + 1} is longer than {LONGEST_LINE >> 20} MB: no table of rows"
+                    f"{path} line {lines + header + 1} is longer than {LONGEST_LINE >> 20} MB: no table of rows"
                 )
     except (isal_zlib.error, zstandard.ZstdError, EOFError) as error:
         lines += _line_ends(rest) + header
         raise UserError(
-            f"{path.name} is corrupt after line {lines} ({error}); nothing beyond can be read, not with --bad-rows "
+            f"{path} is corrupt after line {lines} ({error}); nothing beyond can be read, not with --bad-rows "
             "skip either: get the file again"
         ) from None
     except OSError as error:
@@ -152,15 +160,33 @@ def first_line(path: Path) -> bytes:
     return b""
 
 
+def packing(path: Path) -> str | None:
+    """How a file is compressed: "gzip", "zstandard" or None.
+
+    Raises:
+        UserError: in a way that is not supported.
+    """
+    with open(path, "rb") as file:
+        head = file.read(10)
+    for name, magic in _MAGIC.items():
+        if magic.match(head):
+            if name not in ("gzip", "zstandard"):
+                raise UserError(
+                    f"{path} is a {name} file, which is not supported: unpack it, or pack it as .gz or .zst"
+                )
+            return name
+    return None
+
+
 def _contents(path: Path, skip: int) -> Iterator[bytes]:
     """The decompressed bytes of a file from byte `skip` on, in pieces."""
+    packed = packing(path)
     with open(path, "rb") as file:
-        magic = file.read(4)
-        file.seek(0)
-        if magic.startswith(b"\x1f\x8b"):
+        if packed == "gzip":
             pieces = _decompressed(file, lambda: isal_zlib.decompressobj(wbits=31))
-        elif magic == b"\x28\xb5\x2f\xfd":
-            pieces = _decompressed(file, lambda: zstandard.ZstdDecompressor().decompressobj())
+        elif packed == "zstandard":
+            new = zstandard.ZstdDecompressor(max_window_size=1 << 31)  # that of zstd --long=31
+            pieces = _decompressed(file, new.decompressobj)
         else:
             file.seek(skip)
             skip = 0
@@ -178,6 +204,8 @@ def _decompressed(file: BinaryIO, new: Callable) -> Iterator[bytes]:
     unit, parts, size, inside = new(), [], 0, False
     try:
         while compressed := file.read(_COMPRESSED_PIECE):
+            if not inside:
+                compressed = compressed.lstrip(b"\0")  # files on tape are filled up with zeros
             while compressed:
                 parts.append(unit.decompress(compressed))
                 size, inside, compressed = size + len(parts[-1]), True, b""

@@ -28,17 +28,24 @@ def file_name(number: int, column: str) -> str:
     return f"{number:02d}-{re.sub('[^A-Za-z0-9_-]', '_', column)}.npy"
 
 
-def write(path: Path, runs: list[Path], threshold: int) -> tuple[int, int]:
-    """Merge a column's runs and write the keys that occur at least `threshold` times. Returns (distinct, kept)."""
+def write(path: Path, rare_path: Path, runs: list[Path], threshold: int) -> tuple[int, int]:
+    """Merge a column's runs and write the keys that occur at least `threshold` times, and the others to rare_path.
+
+    Returns:
+        (distinct, kept)
+    """
     distinct = kept = 0
-    with replacing(path) as file:
+    with replacing(path) as file, replacing(rare_path) as rare_file:
         _write_header(file, 0)
+        _write_header(rare_file, 0)
         for keys, counts in merged(runs):
-            frequent = keys[counts >= threshold]
-            distinct, kept = distinct + len(keys), kept + len(frequent)
-            file.write(frequent.astype("<u8", copy=False).tobytes())
-        file.seek(0)
-        _write_header(file, kept)  # numpy pads headers, so that the length can be written last
+            frequent = counts >= threshold
+            distinct, kept = distinct + len(keys), kept + int(frequent.sum())
+            file.write(keys[frequent].astype("<u8", copy=False).tobytes())
+            rare_file.write(keys[~frequent].astype("<u8", copy=False).tobytes())
+        for each, length in ((file, kept), (rare_file, distinct - kept)):
+            each.seek(0)
+            _write_header(each, length)  # numpy pads headers, so that the length can be written last
     return distinct, kept
 
 
