@@ -140,7 +140,7 @@ def test_a_model_learns_and_the_prior_is_the_entropy(data, tmp_path):
 def test_a_killed_run_goes_on_and_ends_with_the_same_numbers(data, tmp_path):
     whole = train_here(data, tmp_path / "whole.json", "--model", "dmt_dcn", "--towers", "4")
     store, out = tmp_path / "run.pt", tmp_path / "killed.json"
-    more = ["--model", "dmt_dcn", "--towers", "4", "--checkpoint", str(store), "--checkpoint-every", "3"]
+    more = ["--model", "dmt_dcn", "--towers", "4", "--checkpoint", str(store), "--checkpoint-every", "1"]
     command = [sys.executable, "-m", "bench.train", *arguments(data, out, *more)]
     process = subprocess.Popen(command, cwd=record.ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
