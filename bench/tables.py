@@ -90,7 +90,6 @@ class AdamTables(nn.Module):
             raise ValueError("AdamTables knows no weighted bags")
         if not all(p.requires_grad for p in collection.parameters()):
             raise ValueError("AdamTables trains every table: a frozen one cannot be among them")
-        self._configs = configs
         self._keys = features
         self._dims = [c.embedding_dim for c in configs]
         rows = [c.num_embeddings for c in configs]
@@ -108,9 +107,6 @@ class AdamTables(nn.Module):
         self._slot_R = np.full(sum(rows), -1, np.int32)
         self.learning_rate = 0.0
         self._waits_for_backward = False
-
-    def embedding_bag_configs(self):
-        return self._configs
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """(F, B) ids, one a bag -> KeyedTensor of (B, F * N).
