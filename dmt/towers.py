@@ -5,6 +5,7 @@ tower t's module (I_t = F_t * N where all tables have one dimension).
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 import torch
 from torch import nn
@@ -58,16 +59,21 @@ class TowerEmbedding(nn.Module):
     a key for each of its embeddings, any other tower t has the one key `tower_t`. So a TowerEmbedding of pass-through
     towers alone gives, under each name, what the EmbeddingBagCollection of the same tables gives, and takes its place
     in TorchRec models, which read embeddings by name: that is the single-device form of SPTT. Weights carry over with
-    `embedding_bag_collection.` put before the names in the collection's state_dict.
+    `embedding_bag_collection.` put before the names in the collection's state_dict. On many ranks:
+    dmt.TowerEmbeddingSharder.
 
     Args:
         tables: one for each feature, in feature order; a table with several features moves as one.
         partition: indices into `tables` for each tower.
         towers: one module for each tower, (B, I_t) -> (B, O_t), with attributes in_features = I_t, out_features = O_t.
         device: of the tables ("meta" allocates nothing).
+        is_weighted: ids come with weights, as for an EmbeddingBagCollection.
+        in_table_order: keys come in the order of the tables and not of the towers, as the EmbeddingBagCollection of the
+            same tables has them; for pass-through towers alone.
 
     Raises:
-        ValueError: a partition at fault, as many modules as towers not given, or a module of the wrong width.
+        ValueError: a partition at fault, as many modules as towers not given, a module of the wrong width, or
+            in_table_order with a tower that does not pass through.
 
     Example (two features in one tower, one in the other)::
 
@@ -83,6 +89,8 @@ class TowerEmbedding(nn.Module):
         partition: Sequence[Sequence[int]],
         towers: Iterable[nn.Module],
         device: torch.device | None = None,
+        is_weighted: bool = False,
+        in_table_order: bool = False,
     ) -> None:
         super().__init__()
         check_partition(partition, len(tables))
@@ -94,12 +102,15 @@ class TowerEmbedding(nn.Module):
         # Tables stand tower by tower, so that a tower's features are neighbours in the lookup's output.
         self._tables = list(tables)
         tower_order = [tables[feature] for group in self.partition for feature in group]
-        self.embedding_bag_collection = EmbeddingBagCollection(tables=tower_order, device=device)
+        self.embedding_bag_collection = EmbeddingBagCollection(tower_order, is_weighted, device)
 
         names = dict(zip([table.name for table in tower_order], get_embedding_names_by_table(tower_order), strict=True))
+        self.embedding_names: list[list[str]] = [
+            [name for i in group for name in names[tables[i].name]] for group in self.partition
+        ]
         self._in_features: list[int] = []
-        self._keys: list[str] = []
-        self._length_per_key: list[int] = []
+        self.out_keys: list[str] = []
+        self.out_length_per_key: list[int] = []
         for tower, (group, module) in enumerate(zip(self.partition, self.towers, strict=True)):
             embeddings = [(name, tables[i].embedding_dim) for i in group for name in names[tables[i].name]]
             in_features = sum(dim for _, dim in embeddings)
@@ -110,15 +121,23 @@ class TowerEmbedding(nn.Module):
                 )
             self._in_features.append(in_features)
             keys = embeddings if isinstance(module, PassThrough) else [(f"tower_{tower}", module.out_features)]
-            self._keys += [name for name, _ in keys]
-            self._length_per_key += [length for _, length in keys]
+            self.out_keys += [name for name, _ in keys]
+            self.out_length_per_key += [length for _, length in keys]
+        self.out_order: list[tuple[int, int]] | None = None  # (first column, columns) for each key; None: as they are
+        if in_table_order:
+            if not all(isinstance(module, PassThrough) for module in self.towers):
+                raise ValueError("only outputs of pass-through towers can come in the order of the tables")
+            self._order_as([name for table in tables for name in names[table.name]])
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Ids of all features, keys in any order -> KeyedTensor with values (B, sum of O_t)."""
         embeddings = self.embedding_bag_collection(features).values()  # (B, sum of I_t)
         tower_inputs = embeddings.split(self._in_features, dim=1)  # T x (B, I_t)
         outputs = [tower(x) for tower, x in zip(self.towers, tower_inputs, strict=True)]  # T x (B, O_t)
-        return KeyedTensor(self._keys, self._length_per_key, torch.cat(outputs, dim=1))
+        values = torch.cat(outputs, dim=1)
+        if self.out_order is not None:
+            values = torch.cat([values[:, first : first + width] for first, width in self.out_order], dim=1)
+        return KeyedTensor(self.out_keys, self.out_length_per_key, values)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """Tables in feature order, as given. TorchRec's models ask for them to know which name to read when."""
@@ -133,3 +152,12 @@ class TowerEmbedding(nn.Module):
     def compression_ratio(self) -> float:
         """Bytes into the tower modules / bytes out of them (the paper's CR as its tables use it)."""
         return sum(self._in_features) / sum(self.out_features)
+
+    def _order_as(self, names: list[str]) -> None:
+        """Give the output the keys `names`, which are those that it has, in this order."""
+        if names == self.out_keys:
+            return
+        width = dict(zip(self.out_keys, self.out_length_per_key, strict=True))
+        first = dict(zip(self.out_keys, accumulate(self.out_length_per_key, initial=0), strict=False))
+        self.out_keys, self.out_length_per_key = names, [width[name] for name in names]
+        self.out_order = [(first[name], width[name]) for name in names]

@@ -1,0 +1,93 @@
+"""Sharding plans that keep each tower on its own ranks, by TorchRec's planner."""
+
+import copy
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.embedding_types import ModuleSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner
+from torchrec.distributed.planner import Topology as Machines
+from torchrec.distributed.planner.constants import INTRA_NODE_BANDWIDTH
+from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner
+from torchrec.distributed.planner.types import (
+    BasicCommsBandwidths,
+    HardwareConfig,
+    KernelConfig,
+    Partitioner,
+    ShardingOption,
+    TopologyFactory,
+    TrainerConfig,
+)
+from torchrec.distributed.types import ShardingPlan
+
+from dmt.sharding import TowerEmbeddingSharder, slot_of_table
+from dmt.topology import Topology
+from dmt.towers import TowerEmbedding
+
+
+def sharding_plan(
+    model: nn.Module,
+    sharders: list[ModuleSharder[nn.Module]],
+    device: torch.device | None = None,
+    hardware: HardwareConfig | None = None,
+    **planner: Any,
+) -> ShardingPlan:
+    """The plan of TorchRec's EmbeddingShardingPlanner in which tables of a tower stay on the ranks of its slot.
+
+    Every rank calls this at the same point; rank 0 plans. Modules without towers are planned over all ranks.
+
+    Args:
+        sharders: as given to DistributedModelParallel; one of them a TowerEmbeddingSharder.
+        hardware: memory and bandwidths; TorchRec's defaults are a V100's. The bandwidth between hosts is not asked
+            for: what crosses hosts is the same in every plan.
+        planner: further arguments of EmbeddingShardingPlanner: batch_size, constraints, ...
+
+    Raises:
+        ValueError: no TowerEmbeddingSharder, or fewer towers than slots.
+        torchrec.distributed.planner.types.PlannerError: no plan fits the memory.
+    """
+    topology = next((sharder.topology for sharder in sharders if isinstance(sharder, TowerEmbeddingSharder)), None)
+    if topology is None:
+        raise ValueError("none of the sharders is a TowerEmbeddingSharder, which says where towers are")
+    device = device or torch.device("cpu")
+    hardware = hardware or HardwareConfig()
+    inside = hardware.intra_host_bw or INTRA_NODE_BANDWIDTH
+    machines = TopologyFactory.create_topology(
+        # The planner spreads a table's rows over local_world_size ranks: a slot's.
+        TrainerConfig(world_size=topology.ranks, local_world_size=topology.tower_ranks),
+        hardware,
+        KernelConfig(compute_device=device.type, generalized_comms_bandwidths=BasicCommsBandwidths(inside, inside)),
+    )
+    made = EmbeddingShardingPlanner(machines, partitioner=InSlots(topology), **planner)
+    if dist.is_initialized() and topology.ranks > 1:
+        return made.collective_plan(model, sharders, dist.GroupMember.WORLD)
+    return made.plan(model, sharders)
+
+
+class InSlots(Partitioner):
+    """TorchRec's greedy partitioner, slot by slot: for an EmbeddingShardingPlanner of your own."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._greedy = GreedyPerfPartitioner()
+
+    def partition(self, proposal: list[ShardingOption], storage_constraint: Machines) -> list[ShardingOption]:
+        """Give each shard a rank; options of towers get ranks of their slot."""
+        slots: dict[int | None, list[ShardingOption]] = {}
+        for option in proposal:
+            module = option.module[1]
+            slot = slot_of_table(module, self._topology)[option.name] if isinstance(module, TowerEmbedding) else None
+            slots.setdefault(slot, []).append(option)
+        for slot, options in slots.items():
+            self._greedy.partition(
+                options, storage_constraint if slot is None else self._of_slot(storage_constraint, slot)
+            )
+        return proposal
+
+    def _of_slot(self, machines: Machines, slot: int) -> Machines:
+        part, ranks = copy.copy(machines), self._topology.tower_ranks
+        part._devices = machines.devices[slot * ranks : (slot + 1) * ranks]
+        part._world_size = ranks
+        return part

@@ -1,0 +1,452 @@
+"""A TowerEmbedding on many ranks: what DistributedModelParallel, the planner and TorchRec's pipelines need for it.
+
+Tables, their optimizers and their state_dict are a ShardedEmbeddingBagCollection's over all ranks, with the tables of
+each tower on the ranks of its slot (dmt.topology); the exchange of its outputs is replaced by SPTT's (dmt.exchange).
+"""
+
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torchrec import EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor
+from torchrec.distributed.dist_data import KJTAllToAll
+from torchrec.distributed.embedding_sharding import (
+    BaseSparseFeaturesDist,
+    EmbeddingSharding,
+    EmbeddingShardingInfo,
+    group_tables,
+)
+from torchrec.distributed.embedding_types import BaseEmbeddingSharder, KJTList, ShardedEmbeddingModule
+from torchrec.distributed.embeddingbag import (
+    EmbeddingBagCollectionAwaitable,
+    EmbeddingBagCollectionContext,
+    ShardedEmbeddingBagCollection,
+)
+from torchrec.distributed.fbgemm_qcomm_codec import QCommsConfig
+from torchrec.distributed.sharding.cw_sharding import CwPooledEmbeddingSharding
+from torchrec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingSharding, TwRwSparseFeaturesDist
+from torchrec.distributed.types import (
+    Awaitable,
+    BoundsCheckMode,
+    LazyAwaitable,
+    ParameterSharding,
+    ShardingEnv,
+    ShardingType,
+)
+from torchrec.modules.embedding_configs import PoolingType
+from torchrec.optim.fused import FusedOptimizerModule
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
+
+from dmt.exchange import Columns, TowerExchange
+from dmt.topology import Groups, Topology, create_groups
+from dmt.towers import TowerEmbedding
+
+Permute = Literal["none", "indices", "embeddings"]
+BY_COLUMNS = (ShardingType.TABLE_WISE.value, ShardingType.COLUMN_WISE.value)
+BY_ROWS = (ShardingType.TABLE_ROW_WISE.value,)
+
+
+class TowerEmbeddingSharder(BaseEmbeddingSharder[TowerEmbedding]):
+    """Shards a TowerEmbedding: pass it to DistributedModelParallel beside the sharders of other modules.
+
+    Args:
+        topology: the ranks, hosts and hosts a tower to run on.
+        fused_params: of the tables' fused optimizer, as for TorchRec's EmbeddingBagCollectionSharder.
+        inside, peer: number formats of the exchange inside a tower and of that between peers; None: as they are.
+        permute: step c. "none": indices arrive in peer order, so that nothing is left to permute (the paper's process
+            group in peer order); "indices": c before b; "embeddings": c after b, the paper's order.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        fused_params: dict[str, Any] | None = None,
+        inside: QCommsConfig | None = None,
+        peer: QCommsConfig | None = None,
+        permute: Permute = "none",
+    ) -> None:
+        if permute not in ("none", "indices", "embeddings"):
+            raise ValueError(f"permute is {permute!r}: it can be 'none', 'indices' or 'embeddings'")
+        # An id that is out of range would otherwise be looked up as 0.
+        super().__init__({"bounds_check_mode": BoundsCheckMode.FATAL} | (fused_params or {}))
+        self.topology, self.inside, self.peer, self.permute = topology, inside, peer, permute
+        self._groups: Groups | None = None
+
+    def shard(
+        self,
+        module: TowerEmbedding,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> "ShardedTowerEmbedding":
+        """The sharded module. Every rank calls this at the same point.
+
+        Raises:
+            ValueError: ranks that are not the topology's, fewer towers than slots, or a plan that takes a table out of
+                the ranks of its tower.
+        """
+        if env.world_size != self.topology.ranks:
+            raise ValueError(f"the topology is for {self.topology.ranks} ranks, and there are {env.world_size}")
+        check_plan(module, params, self.topology)
+        if self._groups is None:
+            self._groups = create_groups(self.topology, env.rank, dist.get_backend(env.process_group))
+        return ShardedTowerEmbedding(self, module, params, env, self._groups, device, module_fqn)
+
+    def shardable_parameters(self, module: TowerEmbedding) -> dict[str, nn.Parameter]:
+        """The tables by name."""
+        bags = module.embedding_bag_collection.embedding_bags
+        return {name.partition(".")[0]: parameter for name, parameter in bags.named_parameters()}
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """Whole tables, and columns or rows of tables inside a slot."""
+        return [*BY_COLUMNS, *BY_ROWS]
+
+    @property
+    def module_type(self) -> type[TowerEmbedding]:
+        return TowerEmbedding
+
+
+def slot_of_table(module: TowerEmbedding, topology: Topology) -> dict[str, int]:
+    """The slot whose ranks hold each table."""
+    slots = topology.slot_of_tower(len(module.partition))
+    tables = module.embedding_bag_configs()
+    return {tables[i].name: slot for group, slot in zip(module.partition, slots, strict=True) for i in group}
+
+
+def check_plan(module: TowerEmbedding, params: dict[str, ParameterSharding], topology: Topology) -> None:
+    """Raise ValueError where the plan cannot serve the towers; names the table and the ranks."""
+    for table, slot in slot_of_table(module, topology).items():
+        if table not in params:
+            raise ValueError(f"the sharding plan lacks table {table}")
+        first = slot * topology.tower_ranks
+        allowed, plan = range(first, first + topology.tower_ranks), params[table]
+        if plan.sharding_type not in (*BY_COLUMNS, *BY_ROWS):
+            raise ValueError(
+                f"the plan shards table {table} {plan.sharding_type}: towers can have {', '.join(BY_COLUMNS + BY_ROWS)}"
+            )
+        outside = [rank for rank in plan.ranks if rank not in allowed]
+        if outside or (plan.sharding_type in BY_ROWS and list(plan.ranks) != list(allowed)):
+            raise ValueError(
+                f"the plan puts table {table} on ranks {list(plan.ranks)}, and its tower lives on ranks "
+                f"{allowed[0]} to {allowed[-1]}: make the plan with dmt.sharding_plan"
+            )
+        if any(0 in shard.shard_sizes for shard in plan.sharding_spec.shards):  # FBGEMM cannot look up such a shard
+            raise ValueError(
+                f"the plan leaves a rank without a part of table {table}: it is too small to be shared by "
+                f"{len(plan.ranks)} ranks"
+            )
+
+
+class ShardedTowerEmbedding(
+    ShardedEmbeddingModule[KJTList, list[torch.Tensor], KeyedTensor, EmbeddingBagCollectionContext],
+    FusedOptimizerModule,
+):
+    """One rank's part of a TowerEmbedding: its shards of the tables of its slot, and the slot's tower modules.
+
+    Names in the state_dict are those of the TowerEmbedding; a rank has the tower modules of its own slot only.
+    """
+
+    def __init__(
+        self,
+        sharder: TowerEmbeddingSharder,
+        module: TowerEmbedding,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        groups: Groups,
+        device: torch.device | None,
+        module_fqn: str | None,
+    ) -> None:
+        super().__init__()
+        topology, rank = sharder.topology, env.rank
+        self._permute = sharder.permute
+        self._configs = module.embedding_bag_configs()
+        self._keys, self._length_per_key = module.out_keys, module.out_length_per_key
+        self.embedding_bag_collection = _ShardedTables(
+            topology, groups, self._permute, module.embedding_bag_collection, params, env, sharder.fused_params, device,
+            module_fqn=module_fqn,
+        )  # fmt: skip
+
+        slots = topology.slot_of_tower(len(module.partition))
+        slot = rank // topology.tower_ranks
+        mine = [tower for tower, its_slot in enumerate(slots) if its_slot == slot]
+        self.towers = nn.ModuleDict({str(tower): module.towers[tower] for tower in mine})
+        self._in_features = [module.towers[tower].in_features for tower in mine]
+        self._synchronized = _synchronized(_Towers(self.towers, self._in_features), groups.tower, device)
+
+        names = [name for tower in mine for name in module.embedding_names[tower]]
+        widths_out = [sum(module.out_features[t] for t, its_slot in enumerate(slots) if its_slot == s)
+                      for s in range(topology.slots)]  # fmt: skip
+        self.exchange = TowerExchange(
+            topology,
+            rank,
+            groups,
+            inner=self.embedding_bag_collection.columns(topology.tower_of(rank), names),
+            outer=_outer_columns(widths_out, module.out_order),
+            inside=sharder.inside,
+            peer=sharder.peer,
+        )
+        self.register_load_state_dict_pre_hook(_without_other_towers)
+
+    def create_context(self) -> EmbeddingBagCollectionContext:
+        return EmbeddingBagCollectionContext()
+
+    def input_dist(
+        self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor
+    ) -> Awaitable[Awaitable[KJTList]]:
+        """Step a, feature distribution: the global AlltoAll of indices.
+
+        Raises:
+            ValueError: an id that its table does not have, or a batch size that differs by feature.
+        """
+        if features.variable_stride_per_key():
+            raise ValueError("features of one batch have different numbers of samples: towers need one number for all")
+        if features.device().type == "cpu":  # elsewhere FBGEMM's own check does it, without waiting for the device
+            check_ids(features, self._configs)
+        return self.embedding_bag_collection.input_dist(ctx, features)
+
+    def compute(self, ctx: EmbeddingBagCollectionContext, dist_input: KJTList) -> torch.Tensor:
+        """Step b, lookup of this rank's shards for all ranks' samples -> (sum of B_g, W)."""
+        features = list(dist_input)
+        if self._permute == "indices":
+            features = [self.exchange.permute_indices(kjt, _batch(ctx)) for kjt in features]
+        return self.embedding_bag_collection.lookup(features, sum(_batch(ctx)))
+
+    def output_dist(self, ctx: EmbeddingBagCollectionContext, output: torch.Tensor) -> LazyAwaitable[KeyedTensor]:
+        """Steps c to f, with the tower modules between e and f."""
+        exchange, batch_G = self.exchange, _batch(ctx)
+        if self._permute == "embeddings":
+            output = exchange.permute(output, batch_G)  # c
+        blocks = exchange.inner_exchange(output, batch_G).wait()  # d
+        tower_inputs = exchange.local_shuffle(blocks, batch_G)  # e
+        tower_outputs = self._synchronized[0](tower_inputs)
+        embeddings = exchange.peer_exchange(tower_outputs, batch_G)  # f
+        return EmbeddingBagCollectionAwaitable([embeddings], self._length_per_key, self._keys)
+
+    @property
+    def fused_optimizer(self) -> KeyedOptimizer:
+        return CombinedOptimizer([("embedding_bag_collection", self.embedding_bag_collection.fused_optimizer)])
+
+
+def check_ids(features: KeyedJaggedTensor, configs: list[EmbeddingBagConfig]) -> None:
+    """Raise ValueError for the first id that is not a row of its table; names table, feature and id."""
+    places = {key: index for index, key in enumerate(features.keys())}
+    offsets, values = features.offset_per_key(), features.values()
+    for config in configs:
+        for feature in config.feature_names:
+            ids = values[offsets[places[feature]] : offsets[places[feature] + 1]]
+            if len(ids) == 0:
+                continue
+            low, high = torch.aminmax(ids)
+            if low < 0 or high >= config.num_embeddings:
+                raise ValueError(
+                    f"id {int(low if low < 0 else high)} of feature {feature} is not a row of table {config.name}, "
+                    f"which has {config.num_embeddings}"
+                )
+
+
+class _Towers(nn.Module):
+    """The tower modules of one slot: (P, I) -> (P, O)."""
+
+    def __init__(self, towers: nn.ModuleDict, in_features: list[int]) -> None:
+        super().__init__()
+        self.towers = towers
+        self.in_features = in_features
+
+    def forward(self, tower_inputs: torch.Tensor) -> torch.Tensor:
+        if len(self.towers) == 1:
+            return next(iter(self.towers.values()))(tower_inputs)
+        parts = tower_inputs.split(self.in_features, dim=1)
+        return torch.cat([tower(part) for tower, part in zip(self.towers.values(), parts, strict=True)], dim=1)
+
+
+def _synchronized(towers: _Towers, group: dist.ProcessGroup, device: torch.device | None) -> list[nn.Module]:
+    """The towers with their gradients averaged over the ranks of the slot; in a list, which hides it from state_dict.
+
+    Why that is the one-device gradient: the loss is the mean over G ranks of each rank's own loss. A rank of the slot
+    has samples of its S peers, and step f's way back divides by S; the average over the M ranks of the slot then makes
+    the sum over all G = M * S ranks, divided by G.
+    """
+    device = device or torch.device("cpu")
+    for module in towers.modules():
+        if any(parameter.is_meta for parameter in module.parameters(recurse=False)):
+            module.to_empty(device=device, recurse=False)
+            module.reset_parameters()
+    towers.to(device)
+    if group.size() == 1 or not any(parameter.requires_grad for parameter in towers.parameters()):
+        return [towers]
+    return [
+        DistributedDataParallel(
+            towers,
+            device_ids=None if device.type == "cpu" else [device],
+            process_group=group,
+            broadcast_buffers=False,
+            gradient_as_bucket_view=True,
+        )
+    ]
+
+
+def _without_other_towers(module: ShardedTowerEmbedding, state_dict: dict, prefix: str, *_: Any) -> None:
+    """A checkpoint has the modules of all towers, a rank those of its own slot."""
+    own = tuple(f"{prefix}towers.{tower}." for tower in module.towers)
+    for key in [k for k in state_dict if k.startswith(f"{prefix}towers.") and not k.startswith(own)]:
+        del state_dict[key]
+
+
+def _batch(ctx: EmbeddingBagCollectionContext) -> list[int]:
+    """B_g of each rank, as step a learned them."""
+    return ctx.sharding_contexts[0].batch_size_per_rank
+
+
+def _outer_columns(widths: list[int], order: list[tuple[int, int]] | None) -> Columns:
+    """What arrives from each slot, in the order of the TowerEmbedding's output."""
+    if order is None:
+        return Columns.of(widths, [(slot, 0, width) for slot, width in enumerate(widths)])
+    starts = [sum(widths[:slot]) for slot in range(len(widths))]
+    pieces = []
+    for first, width in order:
+        slot = max(s for s in range(len(widths)) if starts[s] <= first)
+        pieces.append((slot, first - starts[slot], width))
+    return Columns.of(widths, pieces)
+
+
+class _ShardedTables(ShardedEmbeddingBagCollection):
+    """The tables over all ranks, each inside its slot; its outputs stay where they were looked up."""
+
+    def __init__(self, topology: Topology, groups: Groups, permute: Permute, *args: Any, **kwargs: Any) -> None:
+        self._topology, self._groups, self._permute = topology, groups, permute
+        super().__init__(*args, **kwargs)
+        self._has_mean_pooling_callback = False  # means of tables in rows are made before step a
+
+    @classmethod
+    def create_grouped_sharding_infos(cls, *args: Any, **kwargs: Any) -> dict:
+        """Whole tables are tables in one column shard: one lookup and one exchange for both."""
+        infos = super().create_grouped_sharding_infos(*args, **kwargs)
+        columns = [info for kind in BY_COLUMNS for info in infos.get(kind, [])]
+        rows = [info for kind in BY_ROWS for info in infos.get(kind, [])]
+        return ({"columns": columns} if columns else {}) | ({"rows": rows} if rows else {})
+
+    def create_embedding_bag_sharding(self, sharding_infos, env, device=None, *_: Any, **__: Any):  # noqa: ANN001
+        if sharding_infos[0].param_sharding.sharding_type in BY_ROWS:
+            return _TowerRows(self._topology, self._groups, self._permute, sharding_infos, env, device)
+        return _TowerColumns(self._topology, self._permute, sharding_infos, env, device)
+
+    def lookup(self, features: list[KeyedJaggedTensor], samples: int) -> torch.Tensor:
+        """(samples, W): the columns' part, then the rows' part."""
+        parts = [lookup(kjt).view(samples, -1) for lookup, kjt in zip(self._lookups, features, strict=True)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def columns(self, tower: list[int], names: list[str]) -> Columns:
+        """What the ranks of a slot look up, in the order of the embeddings `names`."""
+        found: dict[str, list[tuple[int, int, int, int]]] = {}  # name -> (column of the table, block, first, width)
+        widths = []
+        for block, rank in enumerate(tower):
+            width = 0
+            for name, dim, first_of_table in _looked_up(self._sharding(_TowerColumns), rank):
+                found.setdefault(name, []).append((first_of_table, block, width, dim))
+                width += dim
+            widths.append(width)
+        summed = 0
+        for name, dim, _ in _looked_up(self._sharding(_TowerRows), tower[0]):
+            found[name] = [(0, len(tower), summed, dim)]
+            summed += dim
+        pieces = [piece[1:] for name in names for piece in sorted(found[name])]
+        return Columns.of([width + summed for width in widths], pieces, summed)
+
+    def _sharding(self, kind: type):
+        return next((sharding for sharding in self._embedding_shardings if isinstance(sharding, kind)), None)
+
+
+def _looked_up(sharding, rank: int) -> list[tuple[str, int, int]]:
+    """(embedding name, columns, first column in the table) of all that a rank looks up, in order."""
+    groups = sharding._grouped_embedding_configs_per_rank[rank] if sharding else []
+    return [
+        (name, dim, shard.shard_offsets[1])
+        for group in groups
+        for name, dim, shard in zip(
+            group.embedding_names(), group.embedding_dims(), group.embedding_shard_metadata(), strict=True
+        )
+    ]
+
+
+class _TowerColumns(CwPooledEmbeddingSharding):
+    """Tables whole or in columns."""
+
+    def __init__(self, topology: Topology, permute: Permute, *args: Any) -> None:
+        self._stagger = topology.slots if permute == "none" else 1
+        super().__init__(*args, permute_embeddings=True)
+
+    def create_input_dist(self, device: torch.device | None = None) -> BaseSparseFeaturesDist:
+        return _FeaturesDist(KJTAllToAll(self._pg, self.features_per_rank(), self._stagger))
+
+
+class _FeaturesDist(BaseSparseFeaturesDist[KeyedJaggedTensor]):
+    """TorchRec's, with samples received in peer order where its AlltoAll says so."""
+
+    def __init__(self, all_to_all: KJTAllToAll) -> None:
+        super().__init__()
+        self._dist = all_to_all
+
+    def forward(self, sparse_features: KeyedJaggedTensor) -> Awaitable[Awaitable[KeyedJaggedTensor]]:
+        return self._dist(sparse_features)
+
+
+class _TowerRows(TwRwPooledEmbeddingSharding):
+    """Tables in rows over all ranks of a slot: TorchRec's, with the slot's ranks in the place of a host's."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        groups: Groups,
+        permute: Permute,
+        sharding_infos: list[EmbeddingShardingInfo],
+        env: ShardingEnv,
+        device: torch.device | None,
+    ) -> None:
+        EmbeddingSharding.__init__(self)  # not TwRw's: it finds hosts, and makes groups, by LOCAL_WORLD_SIZE
+        self._env, self._pg, self._device = env, env.process_group, device
+        self._world_size, self._rank = env.world_size, env.rank
+        self._is_2D_parallel = self._need_pos = self._has_feature_processor = False
+        self._intra_pg, self._cross_pg, self._local_size = groups.tower, groups.peers, topology.tower_ranks
+        self._grouped_embedding_configs_per_rank = group_tables(self._shard(sharding_infos))
+        self._grouped_embedding_configs_per_node = self._grouped_embedding_configs_per_rank[:: self._local_size]
+        self._stagger = topology.slots if permute == "none" else 1
+
+    def create_input_dist(self, device: torch.device | None = None) -> BaseSparseFeaturesDist:
+        features_per_rank = self._features_per_rank(self._grouped_embedding_configs_per_rank)
+        groups = [group for groups in self._grouped_embedding_configs_per_node for group in groups]
+        means = [group.pooling == PoolingType.MEAN for group in groups for _ in range(group.num_features())]
+        buckets = TwRwSparseFeaturesDist(
+            self._pg, self._local_size, features_per_rank, self._get_feature_hash_sizes(), device or self._device
+        )
+        buckets._dist = KJTAllToAll(self._pg, features_per_rank, self._stagger)
+        return _RowsFeaturesDist(buckets, means)
+
+
+class _RowsFeaturesDist(BaseSparseFeaturesDist[KeyedJaggedTensor]):
+    """Sends each id to the rank that holds its row; weights 1 / (ids of the bag) make a mean of the ranks' sums."""
+
+    def __init__(self, buckets: TwRwSparseFeaturesDist, means: list[bool]) -> None:
+        super().__init__()
+        self._buckets, self._means = buckets, means
+
+    def forward(self, sparse_features: KeyedJaggedTensor) -> Awaitable[Awaitable[KeyedJaggedTensor]]:
+        if any(self._means):
+            sparse_features = self._with_mean_weights(sparse_features)
+        return self._buckets(sparse_features)
+
+    def _with_mean_weights(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        lengths = features.lengths().view(len(self._means), -1)  # (features, B)
+        is_mean = torch.tensor(self._means, device=lengths.device).unsqueeze(1)
+        per_bag = torch.where(is_mean, 1 / lengths.clamp(min=1), 1.0)
+        weights = per_bag.flatten().repeat_interleave(lengths.flatten())
+        given = features.weights_or_none()
+        return KeyedJaggedTensor(
+            features.keys(),
+            features.values(),
+            weights if given is None else weights * given,
+            features.lengths(),
+            stride=features.stride(),
+        )
