@@ -11,6 +11,7 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner
 from torchrec.distributed.planner import Topology as Machines
 from torchrec.distributed.planner.constants import INTRA_NODE_BANDWIDTH
 from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import (
     BasicCommsBandwidths,
     HardwareConfig,
@@ -60,6 +61,7 @@ def sharding_plan(
         hardware,
         KernelConfig(compute_device=device.type, generalized_comms_bandwidths=BasicCommsBandwidths(inside, inside)),
     )
+    planner.setdefault("storage_reservation", FixedPercentageStorageReservation(percentage=0.15))
     made = EmbeddingShardingPlanner(machines, partitioner=InSlots(topology), **planner)
     if dist.is_initialized() and topology.ranks > 1:
         return made.collective_plan(model, sharders, dist.GroupMember.WORLD)

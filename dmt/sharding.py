@@ -282,7 +282,7 @@ def _synchronized(towers: _Towers, group: dist.ProcessGroup, device: torch.devic
             towers,
             device_ids=None if device.type == "cpu" else [device],
             process_group=group,
-            broadcast_buffers=False,
+            forward_sync_buffers=False,
             gradient_as_bucket_view=True,
         )
     ]
