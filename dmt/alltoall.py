@@ -108,7 +108,8 @@ class _Flight:
             return
         if codec is not None:
             self.context = codec.create_context()
-            tensor = codec.encode(_padded(tensor, send_sizes, row), self.context)
+            # FBGEMM's codec for fp8 wants a matrix
+            tensor = codec.encode(_padded(tensor, send_sizes, row).view(1, -1), self.context).view(-1)
             send_sizes, receive_sizes = (
                 [codec.calc_quantized_size(_whole_rows(size, row), self.context) for size in sizes]
                 for sizes in (send_sizes, receive_sizes)
@@ -124,7 +125,8 @@ class _Flight:
         self.sent = None
         if self.codec is None:
             return self.received
-        return _unpadded(self.codec.decode(self.received, self.context), self.sizes, self.row)
+        numbers = self.codec.decode(self.received.view(1, -1), self.context).view(-1)
+        return _unpadded(numbers, self.sizes, self.row)
 
 
 def _row(precision: CommType) -> int:

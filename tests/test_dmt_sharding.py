@@ -1,0 +1,408 @@
+"""What else a sharded tower model must do: plans, refusals, number formats, pipelines, checkpoints, towerize."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from ranks import on_ranks
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.distributed import comm_ops
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, data_parallel, table_wise
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.distributed.types import ShardingPlan
+from torchrec.models.dlrm import DLRM
+from torchrec.streamable import Pipelineable
+from tower_case import RATE, ROWS, Case, apart, batch, build, optimizers, shard
+
+from dmt import Topology, TowerEmbedding, TowerEmbeddingSharder, naive_partition, sharding_plan, towerize
+
+MIXED = Case(  # 2 hosts of 2, three towers of different size, every kind of sharding, a feature of two tables
+    shape=(4, 2, 1),
+    features=[[0], [1], [2, 0], [3], [4], [5]],
+    dims=[8, 4, 4, 8, 12, 4],
+    pooling=["sum", "mean", "sum", "mean", "sum", "sum"],
+    sharding=["table_wise", "column_wise", "table_row_wise", "table_row_wise", "column_wise", "table_wise"],
+    partition=[[3, 0], [1, 4, 5], [2]],
+    modules=[True, False, True],
+    batches=[[3, 1, 2, 4]] * 4,
+)
+
+
+def plain_tables(features, dim):
+    return [
+        EmbeddingBagConfig(name=f"t{i}", embedding_dim=dim, num_embeddings=ROWS, feature_names=[f"f{i}"])
+        for i in range(features)
+    ]
+
+
+# ---------------------------------------------------------------- number formats
+
+
+def outputs(rank, case):
+    """Outputs and tables after a step, of this rank."""
+    model = shard(case, build(case))
+    dense, sparse, labels = batch(case, 0)[rank]
+    out = model(dense, sparse)
+    ((out - labels) ** 2).sum().backward()
+    return out.detach(), {name: _local(value) for name, value in model.state_dict().items()}
+
+
+def _local(value):
+    return torch.cat([s.tensor.flatten() for s in value.local_shards()] or [torch.empty(0)]) if hasattr(
+        value, "local_shards"
+    ) else value  # fmt: skip
+
+
+@pytest.mark.parametrize("where", ["inside", "peer"])
+@pytest.mark.parametrize(
+    ("precision", "relative"),
+    [(CommType.FP16, 2e-3), (CommType.BF16, 2e-2), (CommType.INT8, 5e-2), (CommType.FP8, 0.2)],
+    ids=str,
+)
+def test_a_number_format_on_the_wire_costs_its_precision_and_no_more(where, precision, relative):
+    exact = on_ranks(4, outputs, MIXED)
+    packed = on_ranks(4, outputs, dataclasses.replace(MIXED, sharder={where: QCommsConfig(precision, precision)}))
+    some = False
+    for (out, tables), (out_packed, tables_packed) in zip(exact, packed, strict=True):
+        error = (out - out_packed).abs().max().item()
+        assert error <= relative * out.abs().max().item() + 1e-3 * relative
+        some |= error > 0
+        for name, table in tables.items():
+            torch.testing.assert_close(tables_packed[name], table, rtol=0, atol=relative * 0.5)
+    assert some  # the format was used
+
+
+# ---------------------------------------------------------------- plans
+
+
+def planned(rank, case):
+    model = build(case)
+    sharders = [TowerEmbeddingSharder(Topology(*case.shape))]
+    plan = sharding_plan(model, sharders)
+    return {table: (p.sharding_type, list(p.ranks)) for table, p in plan.plan["towers"].items()}
+
+
+@pytest.mark.parametrize("shape", [(4, 2, 1), (4, 1, 2), (6, 2, 1)])
+def test_the_planners_plan_stays_inside_the_tower(shape):
+    found = on_ranks(shape[0], planned, dataclasses.replace(MIXED, shape=shape, batches=[]))
+    assert all(plan == found[0] for plan in found)
+    places = Topology(*shape).slot_of_tower(3)
+    width = Topology(*shape).tower_ranks
+    for group, place in zip(MIXED.partition, places, strict=True):
+        for table in group:
+            assert set(found[0][f"t{table}"][1]) <= set(range(place * width, (place + 1) * width))
+
+
+def refusal(rank, kind):
+    model = build(MIXED)
+    sharder = TowerEmbeddingSharder(Topology(4, 2))
+    towers = model.towers
+    where = {
+        f"t{i}": table_wise(rank=0 if slot == 0 else 2) for slot, i in [(0, 3), (0, 0), (0, 1), (0, 4), (0, 5), (1, 2)]
+    }
+    if kind == "outside":
+        where["t2"] = table_wise(rank=1)
+    if kind == "data parallel":
+        where["t3"] = data_parallel()
+    if kind == "ranks":
+        sharder = TowerEmbeddingSharder(Topology(8, 2))
+    if kind == "towers":
+        sharder = TowerEmbeddingSharder(Topology(4, 1))
+    params = construct_module_sharding_plan(
+        towers, where, _any_kind(sharder), local_size=2, world_size=4, device_type="cpu"
+    )
+    with pytest.raises(ValueError) as error:
+        DistributedModelParallel(model, plan=ShardingPlan({"towers": params}), sharders=[sharder])
+    return str(error.value)
+
+
+def _any_kind(sharder):
+    other = copy.copy(sharder)
+    other.sharding_types = lambda device: ["table_wise", "data_parallel"]
+    return other
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("outside", "puts table t2 on ranks [1], and its tower lives on ranks 2 to 3: make the plan with dmt.sharding"),
+        ("data parallel", "the plan shards table t3 data_parallel: towers can have table_wise, column_wise"),
+        ("ranks", "the topology is for 8 ranks, and there are 4"),
+        ("towers", "3 towers do not fill 4 hosts at 1 a tower"),
+    ],
+)  # fmt: skip
+def test_what_cannot_run_is_refused_on_every_rank(kind, reason):
+    for message in on_ranks(4, refusal, kind):
+        assert reason in message
+
+
+@pytest.mark.parametrize("value", [ROWS + 3, -1])
+def test_an_id_out_of_range_is_refused_with_table_feature_and_id(value):
+    case = dataclasses.replace(MIXED, batches=[[6, 6, 6, 6]])
+    for message in on_ranks(4, refused_ids, case, value):
+        assert message == f"id {value} of feature f3 is not a row of table t3, which has {ROWS + 3}"
+
+
+def refused_ids(rank, case, value):
+    model = shard(case, build(case))
+    dense, sparse, _ = batch(case, 0)[rank]
+    sparse.values()[sparse.offset_per_key()[4] - 1] = value  # the last id of f3
+    with pytest.raises(ValueError) as error:
+        model(dense, sparse)
+    return str(error.value)
+
+
+def refused_variable(rank):
+    model = shard(MIXED, build(MIXED))
+    keys = [f"f{i}" for i in range(6)]
+    sparse = KeyedJaggedTensor(
+        keys, torch.zeros(7, dtype=torch.long), lengths=torch.ones(7, dtype=torch.int32),
+        stride_per_key_per_rank=[[1], [1], [1], [1], [1], [2]],
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="different numbers of samples"):
+        model(torch.zeros(1, 3), sparse)
+
+
+def test_a_batch_whose_size_differs_by_feature_is_refused():
+    on_ranks(4, refused_variable)
+
+
+# ---------------------------------------------------------------- gradients of TorchRec's setting without division
+
+
+def undivided(rank):
+    """Updates where TorchRec sums gradients of tables over ranks: tables move G times as far, towers do not."""
+    moved = {}
+    for division in (True, False):
+        comm_ops.set_gradient_division(division)
+        try:
+            model = shard(MIXED, build(MIXED))
+            before = {name: _local(value).clone() for name, value in model.state_dict().items()}
+            optimizer = optimizers(model)
+            dense, sparse, labels = batch(MIXED, 0)[rank]
+            ((model(dense, sparse) - labels) ** 2).sum().backward()
+            optimizer.step()
+            moved[division] = {name: _local(value) - before[name] for name, value in model.state_dict().items()}
+        finally:
+            comm_ops.set_gradient_division(True)
+    for name, step in moved[True].items():
+        factor = 4 if "embedding_bags" in name else 1
+        torch.testing.assert_close(moved[False][name], factor * step, rtol=1e-4, atol=1e-5)
+
+
+def test_torchrecs_gradient_division_is_for_tables_alone():
+    on_ranks(4, undivided)
+
+
+# ---------------------------------------------------------------- pipelines
+
+
+class Batch(Pipelineable):
+    """What TrainPipelineSparseDist moves about."""
+
+    def __init__(self, dense, sparse, labels):
+        self.dense, self.sparse, self.labels = dense, sparse, labels
+
+    def to(self, device, non_blocking=False):
+        return self
+
+    def record_stream(self, stream):
+        pass
+
+    def pin_memory(self):
+        return self
+
+
+class Trained(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch):
+        logits = self.model(batch.dense, batch.sparse)
+        loss = ((logits - batch.labels) ** 2).mean()
+        return loss, (loss.detach(),)
+
+
+def pipelined(rank, case):
+    """Losses and state with a plain loop and with the pipeline; when indices of the next batch leave."""
+    plain = shard(case, Trained(build(case)))
+    optimizer, losses = optimizers(plain), []
+    batches = [Batch(*batch(case, step)[rank]) for step in range(len(case.batches))]
+    for one in batches:
+        optimizer.zero_grad()
+        loss, _ = plain(one)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+
+    wrapped = shard(case, Trained(build(case)))
+    sharded, events = wrapped.module.model.towers, []
+    for name in ("input_dist", "compute"):
+        original = getattr(sharded, name)
+        setattr(sharded, name, lambda *args, name=name, original=original: (events.append(name), original(*args))[1])
+    pipeline = TrainPipelineSparseDist(wrapped, optimizers(wrapped), torch.device("cpu"))
+    rest, found = iter(batches), []
+    while True:
+        try:
+            found.append(pipeline.progress(rest)[0].item())
+        except StopIteration:
+            break
+    state = {name: _local(value) for name, value in wrapped.state_dict().items()}
+    for name, value in plain.state_dict().items():
+        assert torch.equal(_local(value), state[name])
+    assert found == losses
+    return events
+
+
+def test_torchrecs_pipeline_sends_the_next_batchs_indices_before_it_computes_this_one():
+    for events in on_ranks(4, pipelined, MIXED):
+        assert events[:3] == ["input_dist", "input_dist", "compute"]
+        assert events.count("input_dist") == events.count("compute") == 4
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+def save(rank, case, folder):
+    model = shard(case, build(case))
+    dcp.save(model.state_dict(), checkpoint_id=folder)
+
+
+def load(rank, case, folder):
+    """The largest difference from the saved model, after loading at another shape."""
+    expected = build(case).state_dict()
+    model = shard(case, build(dataclasses.replace(case, seed=case.seed + 1)))
+    state = model.state_dict()
+    assert max(apart(expected[name], found) for name, found in state.items()) > 0
+    dcp.load(state, checkpoint_id=folder)
+    model.load_state_dict(state)
+    return max(apart(expected[name], found) for name, found in model.state_dict().items())
+
+
+@pytest.mark.parametrize("other", [(2, 1, 1), (8, 2, 2), (1, 1, 1), (2, 2, 1)])
+def test_a_checkpoint_of_one_shape_loads_at_another(tmp_path, other):
+    on_ranks(4, save, MIXED, str(tmp_path / "saved"))
+    case = dataclasses.replace(MIXED, shape=other, batches=[])
+    assert max(on_ranks(other[0], load, case, str(tmp_path / "saved"))) == 0
+
+
+def test_a_checkpoint_of_ranks_loads_into_the_one_device_model(tmp_path):
+    on_ranks(4, save, MIXED, str(tmp_path / "saved"))
+    expected, model = build(MIXED).state_dict(), build(dataclasses.replace(MIXED, seed=1))
+    state = model.state_dict()
+    assert set(state) == set(expected)
+    dcp.load(state, checkpoint_id=str(tmp_path / "saved"))
+    assert all(torch.equal(state[name], expected[name]) for name in expected)
+
+
+# ---------------------------------------------------------------- meta device
+
+
+def from_meta(rank):
+    torch.manual_seed(rank)  # each rank would draw other weights
+    tables = [
+        EmbeddingBagConfig(name=f"t{i}", embedding_dim=4, num_embeddings=ROWS, feature_names=[f"f{i}"])
+        for i in range(4)
+    ]
+    modules = [nn.Linear(8, 2, device="meta") for _ in range(2)]
+    towers = TowerEmbedding(tables, naive_partition(4, 2), modules, torch.device("meta"))
+    sharders = [TowerEmbeddingSharder(Topology(4, 2))]
+    model = DistributedModelParallel(towers, plan=sharding_plan(towers, sharders), sharders=sharders)
+    own = dict(model.module.towers.named_parameters())
+    assert all(parameter.abs().sum() > 0 for parameter in model.module.towers.parameters())
+    return {name: parameter.detach() for name, parameter in own.items()}
+
+
+def test_a_model_on_meta_starts_equal_on_the_ranks_of_a_tower():
+    found = on_ranks(4, from_meta)
+    for one, other in ((0, 1), (2, 3)):
+        assert found[one].keys() == found[other].keys() != found[2 - one].keys()
+        assert all(torch.equal(found[one][name], found[other][name]) for name in found[one])
+
+
+# ---------------------------------------------------------------- towerize
+
+
+def dlrm():
+    torch.manual_seed(0)
+    tables = [
+        EmbeddingBagConfig(name=f"t{i}", embedding_dim=8, num_embeddings=ROWS, feature_names=[f"f{i}"])
+        for i in range(5)
+    ]
+    return DLRM(EmbeddingBagCollection(tables), 3, [16, 8], [16, 1])
+
+
+PARTITION = ((4, 1), (0, 3, 2))
+
+
+def flat_and_towers(rank, topology):
+    """Outputs of three steps, flat and in towers, both on these ranks."""
+    seen = []
+    for in_towers in (False, True):
+        model = dlrm()
+        weights = copy.deepcopy(model.state_dict())
+        fused = {"learning_rate": RATE}
+        if in_towers:
+            model = towerize(model, PARTITION, topology)
+            sharders = [TowerEmbeddingSharder(topology, fused)]
+            model = DistributedModelParallel(model, plan=sharding_plan(model, sharders), sharders=sharders)
+            weights = {
+                k.replace("embedding_bags", "embedding_bag_collection.embedding_bags"): v for k, v in weights.items()
+            }
+        else:
+            model = DistributedModelParallel(model, sharders=[EmbeddingBagCollectionSharder(fused)])
+        model.load_state_dict(weights)
+        optimizer, outs = optimizers(model), []
+        for step in range(3):
+            generator = torch.Generator().manual_seed(10 * step + rank)
+            lengths = torch.randint(0, 3, (5 * 6,), generator=generator, dtype=torch.int32)
+            ids = torch.randint(0, ROWS, (int(lengths.sum()),), generator=generator)
+            sparse = KeyedJaggedTensor([f"f{i}" for i in range(5)], ids, lengths=lengths)
+            out = model(torch.randn(6, 3, generator=generator), sparse)
+            optimizer.zero_grad()
+            (out**2).mean().backward()
+            optimizer.step()
+            outs.append(out.detach())
+        seen.append(torch.stack(outs))
+    return (seen[0] - seen[1]).abs().max().item()
+
+
+@pytest.mark.parametrize("shape", [(4, 2), (2, 1), (4, 2, 2)])
+def test_a_towerized_dlrm_trains_as_the_flat_one_does(shape):
+    assert max(on_ranks(shape[0], flat_and_towers, Topology(*shape))) <= 1e-5  # sums in another order
+
+
+def test_towerize_keeps_parameters_keys_and_values():
+    flat = dlrm()
+    towers = towerize(copy.deepcopy(flat), PARTITION)
+    sparse = KeyedJaggedTensor([f"f{i}" for i in range(5)], torch.arange(10), lengths=torch.ones(10).int())
+    expected = flat.sparse_arch.embedding_bag_collection(sparse)
+    found = towers.sparse_arch.embedding_bag_collection(sparse)
+    assert found.keys() == expected.keys()
+    assert torch.equal(found.values(), expected.values())
+    dense = torch.randn(2, 3)
+    assert torch.equal(towers(dense, sparse), flat(dense, sparse))
+    collection = EmbeddingBagCollection(flat.sparse_arch.embedding_bag_collection.embedding_bag_configs())
+    itself = towerize(collection, PARTITION)
+    for name, bag in collection.embedding_bags.items():
+        assert itself.embedding_bag_collection.embedding_bags[name] is bag
+
+
+@pytest.mark.parametrize(
+    ("model", "topology", "reason"),
+    [
+        (lambda: nn.Linear(1, 1), None, "must hold one EmbeddingBagCollection and holds none"),
+        (lambda: nn.ModuleList([dlrm(), dlrm()]), None, r"holds 2 \(0.sparse_arch.embedding_bag_collection, 1.sparse"),
+        (dlrm, Topology(4, 1), "2 towers do not fill 4 hosts at 1 a tower: use 2 hosts a tower"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_towerized_is_refused(model, topology, reason):
+    with pytest.raises(ValueError, match=reason):
+        towerize(model(), PARTITION, topology)
