@@ -35,8 +35,7 @@ class AllToAll(Awaitable[torch.Tensor]):
         super().__init__()
         self._sizes = send_sizes, receive_sizes
         self._group = group
-        self._codecs = get_qcomm_codecs(codec) if codec and group.size() > 1 else None
-        self._codec_rows = (_row(codec.forward_precision), _row(codec.backward_precision)) if codec else (1, 1)
+        self._packing = _packing(codec)
         self._divide_gradient = divide_gradient
         self._flight: _Flight | None = None
         self._token = _Send.apply(send, self)
@@ -47,9 +46,7 @@ class AllToAll(Awaitable[torch.Tensor]):
 
     def _start(self, tensor: torch.Tensor, backward: bool) -> None:
         send_sizes, receive_sizes = self._sizes[::-1] if backward else self._sizes
-        codec = self._codecs and (self._codecs.backward if backward else self._codecs.forward)
-        row = self._codec_rows[backward]
-        self._flight = _Flight(tensor, send_sizes, receive_sizes, self._group, codec, row)
+        self._flight = _Flight(tensor, send_sizes, receive_sizes, self._group, *self._packing[backward])
 
     def _land(self) -> torch.Tensor:
         flight, self._flight = self._flight, None
@@ -127,6 +124,14 @@ class _Flight:
             return self.received
         numbers = self.codec.decode(self.received.view(1, -1), self.context).view(-1)
         return _unpadded(numbers, self.sizes, self.row)
+
+
+def _packing(config: QCommsConfig | None) -> list[tuple[QuantizedCommCodec | None, int]]:
+    """Codec and numbers a row, on the way forward and on the way back."""
+    if config is None:
+        return [(None, 1), (None, 1)]
+    codecs = get_qcomm_codecs(config)
+    return [(codecs.forward, _row(config.forward_precision)), (codecs.backward, _row(config.backward_precision))]
 
 
 def _row(precision: CommType) -> int:

@@ -39,7 +39,8 @@ class Columns:
         joined: list[tuple[int, int, int]] = []
         for block, first, columns in pieces:
             if joined and joined[-1][0] == block and joined[-1][1] + joined[-1][2] == first:
-                block, first, columns = block, joined[-1][1], joined.pop()[2] + columns
+                _, first, before = joined.pop()
+                columns += before
             joined.append((block, first, columns))
         return Columns(tuple(widths), tuple(joined), summed)
 
@@ -95,12 +96,12 @@ class TowerExchange:
         bytes, for batches of any size.
         """
         samples_M = [sum(batch_G[g] for g in self.topology.peers_of(m)) for m in self.tower]
-        mine = self.inner.widths[self.tower.index(self.rank)]
-        samples = samples_M[self.tower.index(self.rank)]
+        place = self.tower.index(self.rank)
+        width, samples = self.inner.widths[place], samples_M[place]
         return AllToAll(
             embeddings.reshape(-1),
-            [samples * mine for samples in samples_M],
-            [samples * width for width in self.inner.widths],
+            [samples_m * width for samples_m in samples_M],
+            [samples * width_m for width_m in self.inner.widths],
             self.groups.tower,
             self.inside,
             divide_gradient=len(self.tower) if get_gradient_division() else 1 / len(self.peers),
@@ -147,7 +148,8 @@ class _Shuffle(torch.autograd.Function):
         of_sum = _in_order(parts.pop())
         flat = gradient.new_empty(rows * sum(columns.widths))
         for block, part in zip(_blocks(flat, columns, rows), parts, strict=True):
-            torch.cat(_in_order(part) + of_sum, dim=1, out=block) if part or of_sum else None
+            if part or of_sum:
+                torch.cat(_in_order(part) + of_sum, dim=1, out=block)
         return flat, None, None
 
 

@@ -1,6 +1,7 @@
 """Sharding plans that keep each tower on its own ranks, by TorchRec's planner."""
 
 import copy
+import math
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torchrec.distributed.planner.types import (
     BasicCommsBandwidths,
     HardwareConfig,
     KernelConfig,
+    ParameterConstraints,
     Partitioner,
     ShardingOption,
     TopologyFactory,
@@ -23,6 +25,7 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.types import ShardingPlan
 
+from dmt.sharded_tables import BY_COLUMNS
 from dmt.sharding import TowerEmbeddingSharder, slot_of_table
 from dmt.topology import Topology
 from dmt.towers import TowerEmbedding
@@ -62,10 +65,20 @@ def sharding_plan(
         KernelConfig(compute_device=device.type, generalized_comms_bandwidths=BasicCommsBandwidths(inside, inside)),
     )
     planner.setdefault("storage_reservation", FixedPercentageStorageReservation(percentage=0.15))
+    planner["constraints"] = _without_empty_shards(model, topology) | (planner.get("constraints") or {})
     made = EmbeddingShardingPlanner(machines, partitioner=InSlots(topology), **planner)
     if dist.is_initialized() and topology.ranks > 1:
         return made.collective_plan(model, sharders, dist.GroupMember.WORLD)
     return made.plan(model, sharders)
+
+
+def _without_empty_shards(model: nn.Module, topology: Topology) -> dict[str, ParameterConstraints]:
+    """Tables that have too few rows for the ranks of a slot are left whole or divided by columns."""
+    tables = [t for m in model.modules() if isinstance(m, TowerEmbedding) for t in m.embedding_bag_configs()]
+    ranks = topology.tower_ranks
+    # the planner gives ceil(rows / ranks) rows to each rank, as long as there are some
+    small = [table for table in tables if math.ceil(table.num_embeddings / ranks) * (ranks - 1) >= table.num_embeddings]
+    return {table.name: ParameterConstraints(sharding_types=list(BY_COLUMNS)) for table in small}
 
 
 class InSlots(Partitioner):
@@ -77,15 +90,18 @@ class InSlots(Partitioner):
 
     def partition(self, proposal: list[ShardingOption], storage_constraint: Machines) -> list[ShardingOption]:
         """Give each shard a rank; options of towers get ranks of their slot."""
-        slots: dict[int | None, list[ShardingOption]] = {}
+        places: dict[int, dict[str, int]] = {}  # module -> table -> slot
+        by_slot: dict[int | None, list[ShardingOption]] = {}
         for option in proposal:
             module = option.module[1]
-            slot = slot_of_table(module, self._topology)[option.name] if isinstance(module, TowerEmbedding) else None
-            slots.setdefault(slot, []).append(option)
-        for slot, options in slots.items():
-            self._greedy.partition(
-                options, storage_constraint if slot is None else self._of_slot(storage_constraint, slot)
-            )
+            if id(module) not in places:
+                has_towers = isinstance(module, TowerEmbedding)
+                places[id(module)] = slot_of_table(module, self._topology) if has_towers else {}
+            slot = places[id(module)].get(option.name)
+            by_slot.setdefault(slot, []).append(option)
+        for slot, options in by_slot.items():
+            machines = storage_constraint if slot is None else self._of_slot(storage_constraint, slot)
+            self._greedy.partition(options, machines)
         return proposal
 
     def _of_slot(self, machines: Machines, slot: int) -> Machines:

@@ -11,41 +11,19 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torchrec import EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor
-from torchrec.distributed.dist_data import KJTAllToAll
-from torchrec.distributed.embedding_sharding import (
-    BaseSparseFeaturesDist,
-    EmbeddingSharding,
-    EmbeddingShardingInfo,
-    group_tables,
-)
 from torchrec.distributed.embedding_types import BaseEmbeddingSharder, KJTList, ShardedEmbeddingModule
-from torchrec.distributed.embeddingbag import (
-    EmbeddingBagCollectionAwaitable,
-    EmbeddingBagCollectionContext,
-    ShardedEmbeddingBagCollection,
-)
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionAwaitable, EmbeddingBagCollectionContext
 from torchrec.distributed.fbgemm_qcomm_codec import QCommsConfig
-from torchrec.distributed.sharding.cw_sharding import CwPooledEmbeddingSharding
-from torchrec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingSharding, TwRwSparseFeaturesDist
-from torchrec.distributed.types import (
-    Awaitable,
-    BoundsCheckMode,
-    LazyAwaitable,
-    ParameterSharding,
-    ShardingEnv,
-    ShardingType,
-)
-from torchrec.modules.embedding_configs import PoolingType
+from torchrec.distributed.types import Awaitable, BoundsCheckMode, LazyAwaitable, ParameterSharding, ShardingEnv
 from torchrec.optim.fused import FusedOptimizerModule
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 
 from dmt.exchange import Columns, TowerExchange
+from dmt.sharded_tables import BY_COLUMNS, BY_ROWS, ShardedTables
 from dmt.topology import Groups, Topology, create_groups
 from dmt.towers import TowerEmbedding
 
 Permute = Literal["none", "indices", "embeddings"]
-BY_COLUMNS = (ShardingType.TABLE_WISE.value, ShardingType.COLUMN_WISE.value)
-BY_ROWS = (ShardingType.TABLE_ROW_WISE.value,)
 
 
 class TowerEmbeddingSharder(BaseEmbeddingSharder[TowerEmbedding]):
@@ -92,7 +70,7 @@ class TowerEmbeddingSharder(BaseEmbeddingSharder[TowerEmbedding]):
             raise ValueError(f"the topology is for {self.topology.ranks} ranks, and there are {env.world_size}")
         check_plan(module, params, self.topology)
         if self._groups is None:
-            self._groups = create_groups(self.topology, env.rank, dist.get_backend(env.process_group))
+            self._groups = create_groups(self.topology, dist.get_backend(env.process_group))
         return ShardedTowerEmbedding(self, module, params, env, self._groups, device, module_fqn)
 
     def shardable_parameters(self, module: TowerEmbedding) -> dict[str, nn.Parameter]:
@@ -141,7 +119,7 @@ def check_plan(module: TowerEmbedding, params: dict[str, ParameterSharding], top
 
 
 class ShardedTowerEmbedding(
-    ShardedEmbeddingModule[KJTList, list[torch.Tensor], KeyedTensor, EmbeddingBagCollectionContext],
+    ShardedEmbeddingModule[KJTList, torch.Tensor, KeyedTensor, EmbeddingBagCollectionContext],
     FusedOptimizerModule,
 ):
     """One rank's part of a TowerEmbedding: its shards of the tables of its slot, and the slot's tower modules.
@@ -164,27 +142,27 @@ class ShardedTowerEmbedding(
         self._permute = sharder.permute
         self._configs = module.embedding_bag_configs()
         self._keys, self._length_per_key = module.out_keys, module.out_length_per_key
-        self.embedding_bag_collection = _ShardedTables(
-            topology, groups, self._permute, module.embedding_bag_collection, params, env, sharder.fused_params, device,
-            module_fqn=module_fqn,
-        )  # fmt: skip
+        stagger = topology.slots if sharder.permute == "none" else 1
+        collection, fused_params = module.embedding_bag_collection, sharder.fused_params
+        self.embedding_bag_collection = ShardedTables(
+            groups, stagger, collection, params, env, fused_params, device, module_fqn=module_fqn
+        )
 
         slots = topology.slot_of_tower(len(module.partition))
-        slot = rank // topology.tower_ranks
-        mine = [tower for tower, its_slot in enumerate(slots) if its_slot == slot]
+        mine = [tower for tower, slot in enumerate(slots) if slot == rank // topology.tower_ranks]
         self.towers = nn.ModuleDict({str(tower): module.towers[tower] for tower in mine})
-        self._in_features = [module.towers[tower].in_features for tower in mine]
-        self._synchronized = _synchronized(_Towers(self.towers, self._in_features), groups.tower, device)
+        self._synchronized = _synchronized(_Towers(self.towers), groups.tower, device)
 
         names = [name for tower in mine for name in module.embedding_names[tower]]
-        widths_out = [sum(module.out_features[t] for t, its_slot in enumerate(slots) if its_slot == s)
-                      for s in range(topology.slots)]  # fmt: skip
+        widths = [0] * topology.slots
+        for slot, width in zip(slots, module.out_features, strict=True):
+            widths[slot] += width
         self.exchange = TowerExchange(
             topology,
             rank,
             groups,
             inner=self.embedding_bag_collection.columns(topology.tower_of(rank), names),
-            outer=_outer_columns(widths_out, module.out_order),
+            outer=_outer_columns(widths, module.out_order),
             inside=sharder.inside,
             peer=sharder.peer,
         )
@@ -250,10 +228,10 @@ def check_ids(features: KeyedJaggedTensor, configs: list[EmbeddingBagConfig]) ->
 class _Towers(nn.Module):
     """The tower modules of one slot: (P, I) -> (P, O)."""
 
-    def __init__(self, towers: nn.ModuleDict, in_features: list[int]) -> None:
+    def __init__(self, towers: nn.ModuleDict) -> None:
         super().__init__()
         self.towers = towers
-        self.in_features = in_features
+        self.in_features = [tower.in_features for tower in towers.values()]
 
     def forward(self, tower_inputs: torch.Tensor) -> torch.Tensor:
         if len(self.towers) == 1:
@@ -300,153 +278,11 @@ def _batch(ctx: EmbeddingBagCollectionContext) -> list[int]:
     return ctx.sharding_contexts[0].batch_size_per_rank
 
 
-def _outer_columns(widths: list[int], order: list[tuple[int, int]] | None) -> Columns:
-    """What arrives from each slot, in the order of the TowerEmbedding's output."""
-    if order is None:
-        return Columns.of(widths, [(slot, 0, width) for slot, width in enumerate(widths)])
+def _outer_columns(widths: list[int], order: list[tuple[int, int]]) -> Columns:
+    """What arrives from each slot, of `widths` numbers a sample, in the order of the TowerEmbedding's output."""
     starts = [sum(widths[:slot]) for slot in range(len(widths))]
     pieces = []
     for first, width in order:
         slot = max(s for s in range(len(widths)) if starts[s] <= first)
         pieces.append((slot, first - starts[slot], width))
     return Columns.of(widths, pieces)
-
-
-class _ShardedTables(ShardedEmbeddingBagCollection):
-    """The tables over all ranks, each inside its slot; its outputs stay where they were looked up."""
-
-    def __init__(self, topology: Topology, groups: Groups, permute: Permute, *args: Any, **kwargs: Any) -> None:
-        self._topology, self._groups, self._permute = topology, groups, permute
-        super().__init__(*args, **kwargs)
-        self._has_mean_pooling_callback = False  # means of tables in rows are made before step a
-
-    @classmethod
-    def create_grouped_sharding_infos(cls, *args: Any, **kwargs: Any) -> dict:
-        """Whole tables are tables in one column shard: one lookup and one exchange for both."""
-        infos = super().create_grouped_sharding_infos(*args, **kwargs)
-        columns = [info for kind in BY_COLUMNS for info in infos.get(kind, [])]
-        rows = [info for kind in BY_ROWS for info in infos.get(kind, [])]
-        return ({"columns": columns} if columns else {}) | ({"rows": rows} if rows else {})
-
-    def create_embedding_bag_sharding(self, sharding_infos, env, device=None, *_: Any, **__: Any):  # noqa: ANN001
-        if sharding_infos[0].param_sharding.sharding_type in BY_ROWS:
-            return _TowerRows(self._topology, self._groups, self._permute, sharding_infos, env, device)
-        return _TowerColumns(self._topology, self._permute, sharding_infos, env, device)
-
-    def lookup(self, features: list[KeyedJaggedTensor], samples: int) -> torch.Tensor:
-        """(samples, W): the columns' part, then the rows' part."""
-        parts = [lookup(kjt).view(samples, -1) for lookup, kjt in zip(self._lookups, features, strict=True)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-
-    def columns(self, tower: list[int], names: list[str]) -> Columns:
-        """What the ranks of a slot look up, in the order of the embeddings `names`."""
-        found: dict[str, list[tuple[int, int, int, int]]] = {}  # name -> (column of the table, block, first, width)
-        widths = []
-        for block, rank in enumerate(tower):
-            width = 0
-            for name, dim, first_of_table in _looked_up(self._sharding(_TowerColumns), rank):
-                found.setdefault(name, []).append((first_of_table, block, width, dim))
-                width += dim
-            widths.append(width)
-        summed = 0
-        for name, dim, _ in _looked_up(self._sharding(_TowerRows), tower[0]):
-            found[name] = [(0, len(tower), summed, dim)]
-            summed += dim
-        pieces = [piece[1:] for name in names for piece in sorted(found[name])]
-        return Columns.of([width + summed for width in widths], pieces, summed)
-
-    def _sharding(self, kind: type):
-        return next((sharding for sharding in self._embedding_shardings if isinstance(sharding, kind)), None)
-
-
-def _looked_up(sharding, rank: int) -> list[tuple[str, int, int]]:
-    """(embedding name, columns, first column in the table) of all that a rank looks up, in order."""
-    groups = sharding._grouped_embedding_configs_per_rank[rank] if sharding else []
-    return [
-        (name, dim, shard.shard_offsets[1])
-        for group in groups
-        for name, dim, shard in zip(
-            group.embedding_names(), group.embedding_dims(), group.embedding_shard_metadata(), strict=True
-        )
-    ]
-
-
-class _TowerColumns(CwPooledEmbeddingSharding):
-    """Tables whole or in columns."""
-
-    def __init__(self, topology: Topology, permute: Permute, *args: Any) -> None:
-        self._stagger = topology.slots if permute == "none" else 1
-        super().__init__(*args, permute_embeddings=True)
-
-    def create_input_dist(self, device: torch.device | None = None) -> BaseSparseFeaturesDist:
-        return _FeaturesDist(KJTAllToAll(self._pg, self.features_per_rank(), self._stagger))
-
-
-class _FeaturesDist(BaseSparseFeaturesDist[KeyedJaggedTensor]):
-    """TorchRec's, with samples received in peer order where its AlltoAll says so."""
-
-    def __init__(self, all_to_all: KJTAllToAll) -> None:
-        super().__init__()
-        self._dist = all_to_all
-
-    def forward(self, sparse_features: KeyedJaggedTensor) -> Awaitable[Awaitable[KeyedJaggedTensor]]:
-        return self._dist(sparse_features)
-
-
-class _TowerRows(TwRwPooledEmbeddingSharding):
-    """Tables in rows over all ranks of a slot: TorchRec's, with the slot's ranks in the place of a host's."""
-
-    def __init__(
-        self,
-        topology: Topology,
-        groups: Groups,
-        permute: Permute,
-        sharding_infos: list[EmbeddingShardingInfo],
-        env: ShardingEnv,
-        device: torch.device | None,
-    ) -> None:
-        EmbeddingSharding.__init__(self)  # not TwRw's: it finds hosts, and makes groups, by LOCAL_WORLD_SIZE
-        self._env, self._pg, self._device = env, env.process_group, device
-        self._world_size, self._rank = env.world_size, env.rank
-        self._is_2D_parallel = self._need_pos = self._has_feature_processor = False
-        self._intra_pg, self._cross_pg, self._local_size = groups.tower, groups.peers, topology.tower_ranks
-        self._grouped_embedding_configs_per_rank = group_tables(self._shard(sharding_infos))
-        self._grouped_embedding_configs_per_node = self._grouped_embedding_configs_per_rank[:: self._local_size]
-        self._stagger = topology.slots if permute == "none" else 1
-
-    def create_input_dist(self, device: torch.device | None = None) -> BaseSparseFeaturesDist:
-        features_per_rank = self._features_per_rank(self._grouped_embedding_configs_per_rank)
-        groups = [group for groups in self._grouped_embedding_configs_per_node for group in groups]
-        means = [group.pooling == PoolingType.MEAN for group in groups for _ in range(group.num_features())]
-        buckets = TwRwSparseFeaturesDist(
-            self._pg, self._local_size, features_per_rank, self._get_feature_hash_sizes(), device or self._device
-        )
-        buckets._dist = KJTAllToAll(self._pg, features_per_rank, self._stagger)
-        return _RowsFeaturesDist(buckets, means)
-
-
-class _RowsFeaturesDist(BaseSparseFeaturesDist[KeyedJaggedTensor]):
-    """Sends each id to the rank that holds its row; weights 1 / (ids of the bag) make a mean of the ranks' sums."""
-
-    def __init__(self, buckets: TwRwSparseFeaturesDist, means: list[bool]) -> None:
-        super().__init__()
-        self._buckets, self._means = buckets, means
-
-    def forward(self, sparse_features: KeyedJaggedTensor) -> Awaitable[Awaitable[KeyedJaggedTensor]]:
-        if any(self._means):
-            sparse_features = self._with_mean_weights(sparse_features)
-        return self._buckets(sparse_features)
-
-    def _with_mean_weights(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        lengths = features.lengths().view(len(self._means), -1)  # (features, B)
-        is_mean = torch.tensor(self._means, device=lengths.device).unsqueeze(1)
-        per_bag = torch.where(is_mean, 1 / lengths.clamp(min=1), 1.0)
-        weights = per_bag.flatten().repeat_interleave(lengths.flatten())
-        given = features.weights_or_none()
-        return KeyedJaggedTensor(
-            features.keys(),
-            features.values(),
-            weights if given is None else weights * given,
-            features.lengths(),
-            stride=features.stride(),
-        )

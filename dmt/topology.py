@@ -33,9 +33,10 @@ class Topology:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
         if self.ranks % self.ranks_per_host:
             low = self.ranks // self.ranks_per_host * self.ranks_per_host
+            nearest = [number for number in (low, low + self.ranks_per_host) if number]
             raise ValueError(
-                f"{self.ranks} ranks do not fill hosts of {self.ranks_per_host}: use "
-                f"{_nearest(low, low + self.ranks_per_host)} ranks, or {_or(_divisors(self.ranks))} ranks a host"
+                f"{self.ranks} ranks do not fill hosts of {self.ranks_per_host}: use {_or(nearest)} ranks, "
+                f"or {_or(_divisors(self.ranks))} ranks a host"
             )
         if self.hosts % self.hosts_per_tower:
             raise ValueError(
@@ -121,7 +122,7 @@ class Groups:
     peers: dist.ProcessGroup
 
 
-def create_groups(topology: Topology, rank: int, backend: str | None = None) -> Groups:
+def create_groups(topology: Topology, backend: str | None = None) -> Groups:
     """Every rank calls this, at the same point: process groups are made by all ranks together."""
 
     def mine(partition: list[list[int]]) -> dist.ProcessGroup:
@@ -142,7 +143,3 @@ def _divisors(number: int) -> list[int]:
 
 def _or(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers[:-1])) + (" or " if len(numbers) > 1 else "") + str(numbers[-1])
-
-
-def _nearest(low: int, high: int) -> str:
-    return _or([n for n in (low, high) if n])

@@ -123,11 +123,17 @@ class TowerEmbedding(nn.Module):
             keys = embeddings if isinstance(module, PassThrough) else [(f"tower_{tower}", module.out_features)]
             self.out_keys += [name for name, _ in keys]
             self.out_length_per_key += [length for _, length in keys]
-        self.out_order: list[tuple[int, int]] | None = None  # (first column, columns) for each key; None: as they are
+        first = accumulate(self.out_length_per_key[:-1], initial=0)
+        # (first column, columns) of each key in the towers' outputs, one beside the other
+        self.out_order: list[tuple[int, int]] = list(zip(first, self.out_length_per_key, strict=True))
+        self._in_table_order = in_table_order
         if in_table_order:
             if not all(isinstance(module, PassThrough) for module in self.towers):
                 raise ValueError("only outputs of pass-through towers can come in the order of the tables")
-            self._order_as([name for table in tables for name in names[table.name]])
+            of_key = dict(zip(self.out_keys, self.out_order, strict=True))
+            self.out_keys = [name for table in tables for name in names[table.name]]
+            self.out_order = [of_key[name] for name in self.out_keys]
+            self.out_length_per_key = [width for _, width in self.out_order]
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Ids of all features, keys in any order -> KeyedTensor with values (B, sum of O_t)."""
@@ -135,7 +141,7 @@ class TowerEmbedding(nn.Module):
         tower_inputs = embeddings.split(self._in_features, dim=1)  # T x (B, I_t)
         outputs = [tower(x) for tower, x in zip(self.towers, tower_inputs, strict=True)]  # T x (B, O_t)
         values = torch.cat(outputs, dim=1)
-        if self.out_order is not None:
+        if self._in_table_order:
             values = torch.cat([values[:, first : first + width] for first, width in self.out_order], dim=1)
         return KeyedTensor(self.out_keys, self.out_length_per_key, values)
 
@@ -152,12 +158,3 @@ class TowerEmbedding(nn.Module):
     def compression_ratio(self) -> float:
         """Bytes into the tower modules / bytes out of them (the paper's CR as its tables use it)."""
         return sum(self._in_features) / sum(self.out_features)
-
-    def _order_as(self, names: list[str]) -> None:
-        """Give the output the keys `names`, which are those that it has, in this order."""
-        if names == self.out_keys:
-            return
-        width = dict(zip(self.out_keys, self.out_length_per_key, strict=True))
-        first = dict(zip(self.out_keys, accumulate(self.out_length_per_key, initial=0), strict=False))
-        self.out_keys, self.out_length_per_key = names, [width[name] for name in names]
-        self.out_order = [(first[name], width[name]) for name in names]

@@ -27,14 +27,16 @@ def ids(features, batch=5, seed=0):
 
 
 @st.composite
+def cut(draw, order, towers):
+    """The order cut into that many towers, none of them empty."""
+    inner = st.sets(st.integers(1, len(order) - 1), min_size=towers - 1, max_size=towers - 1)
+    cuts = sorted(draw(inner)) if towers > 1 else []
+    return tuple(tuple(order[a:b]) for a, b in zip([0, *cuts], [*cuts, len(order)], strict=True))
+
+
+@st.composite
 def partitions(draw, max_features=9):
     """Any assignment of features to towers without an empty tower, in any order inside a tower."""
     features = draw(st.integers(1, max_features))
     towers = draw(st.integers(1, features))
-    order = draw(st.permutations(range(features)))
-    cuts = (
-        sorted(draw(st.sets(st.integers(1, features - 1), min_size=towers - 1, max_size=towers - 1)))
-        if towers > 1
-        else []
-    )
-    return tuple(tuple(order[a:b]) for a, b in zip([0, *cuts], [*cuts, features], strict=True))
+    return draw(cut(draw(st.permutations(range(features))), towers))

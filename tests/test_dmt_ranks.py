@@ -41,15 +41,10 @@ def train(rank: int, case: Case) -> tuple[dict[str, float], set[str]]:
     return worst, set(state), set(full)
 
 
-def assert_equal_to_one_device(case: Case, tolerance: float = TOLERANCE) -> None:
-    G = case.shape[0]
-    found = on_ranks(G, train, case)
-    for worst, *_ in found:
-        assert max(worst.values()) <= tolerance, worst
-    assert set().union(*(names for _, names, _ in found)) == found[0][2]  # together the ranks have every name
-
-
 @settings(max_examples=40)
 @given(cases())
 def test_training_equals_one_device(case):
-    assert_equal_to_one_device(case)
+    found = on_ranks(case.shape[0], train, case)
+    for worst, *_ in found:
+        assert max(worst.values()) <= TOLERANCE, worst
+    assert set().union(*(names for _, names, _ in found)) == found[0][2]  # together the ranks have every name

@@ -273,10 +273,11 @@ def add_up(rank: int, addend: float) -> tuple[int, float, str]:
     return os.getpid(), total.item(), f"{os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
 
 
-def first_model(rank: int) -> None:
-    """What a process does once, with all ranks, before its first DistributedModelParallel and EmbeddingTowerSharder."""
+def first_model(rank: int) -> list[int]:
+    """Ranks of the host, after what a process does once, with all ranks, before its first models."""
     init_collective_validation(dist.group.WORLD)
-    intra_and_cross_node_pg(torch.device("cpu"))
+    host, _ = intra_and_cross_node_pg(torch.device("cpu"))
+    return dist.get_process_group_ranks(host)
 
 
 def fail_on(rank: int, failing: int, way: str) -> None:
@@ -296,7 +297,7 @@ def test_on_ranks_returns_the_results_by_rank_and_uses_its_processes_again():
 
 def test_on_ranks_starts_torchrec_anew_for_each_call():
     for size in (2, 8, 4):
-        on_ranks(size, first_model)
+        assert on_ranks(size, first_model) == [list(range(size))] * size
 
 
 @pytest.mark.parametrize(

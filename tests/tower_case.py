@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 
 import torch
 from hypothesis import strategies as st
+from small_towers import cut
 from torch import nn
 from torchrec import EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_configs import PoolingType
+from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from dmt import PassThrough, Topology, TowerEmbedding, TowerEmbeddingSharder, sharding_plan
 
@@ -36,7 +38,7 @@ class Case:
     dims: list[int]
     pooling: list[str]
     sharding: list[str]
-    partition: list[list[int]]
+    partition: tuple[tuple[int, ...], ...]
     modules: list[bool]
     batches: list[list[int]]  # B_g of each rank, for each step
     weighted: bool = False
@@ -52,11 +54,6 @@ def cases(draw):
     tables = draw(st.integers(topology.slots, topology.slots + 5))
     towers = draw(st.integers(topology.slots, tables))
     order = draw(st.permutations(range(tables)))
-    cuts = (
-        sorted(draw(st.sets(st.integers(1, tables - 1), min_size=towers - 1, max_size=towers - 1)))
-        if towers > 1
-        else []
-    )
     weighted = draw(st.booleans())
     own = [[i] for i in range(tables)]  # feature i belongs to table i, some tables have one more, a new or a shared one
     features = [mine + draw(st.sampled_from([[], [], [tables + mine[0]], [(mine[0] + 1) % tables]])) for mine in own]
@@ -68,7 +65,7 @@ def cases(draw):
         draw(st.lists(st.sampled_from([4, 8, 12]), min_size=tables, max_size=tables)),
         draw(st.lists(st.sampled_from(["sum"] if weighted else ["sum", "mean"]), min_size=tables, max_size=tables)),
         draw(st.lists(st.sampled_from(KINDS), min_size=tables, max_size=tables)),
-        [list(order[a:b]) for a, b in zip([0, *cuts], [*cuts, tables], strict=True)],
+        draw(cut(order, towers)),
         draw(st.lists(st.booleans(), min_size=towers, max_size=towers)),
         [[2] * topology.ranks, draw(each.filter(any)), draw(each.filter(any))],
         weighted,
@@ -108,7 +105,7 @@ def build(case: Case) -> Model:
     return Model(TowerEmbedding(tables, case.partition, modules, is_weighted=case.weighted))
 
 
-def shard(case: Case, model: Model, **planner) -> DistributedModelParallel:
+def shard(case: Case, model: nn.Module) -> DistributedModelParallel:
     """The model on the ranks that run this, with the weights it has."""
     weights = copy.deepcopy(model.state_dict())
     sharders = [
@@ -117,17 +114,15 @@ def shard(case: Case, model: Model, **planner) -> DistributedModelParallel:
     constraints = {
         f"t{i}": ParameterConstraints(sharding_types=[kind], min_partition=4) for i, kind in enumerate(case.sharding)
     }
-    plan = sharding_plan(model, sharders, constraints=constraints, **planner)
+    plan = sharding_plan(model, sharders, constraints=constraints)
     sharded = DistributedModelParallel(copy.deepcopy(model), plan=plan, sharders=sharders)
     sharded.load_state_dict(weights)
     return sharded
 
 
 def optimizers(model: nn.Module) -> torch.optim.Optimizer:
-    """Of all but sharded tables, which their fused optimizer updates."""
-    fused = isinstance(model, DistributedModelParallel)
-    parameters = [p for name, p in model.named_parameters() if not (fused and "embedding_bags" in name)]
-    return torch.optim.SGD(parameters, lr=RATE)
+    """Of all that no fused optimizer updates; those update sharded tables, and not tables that every rank has whole."""
+    return torch.optim.SGD(dict(in_backward_optimizer_filter(model.named_parameters())).values(), lr=RATE)
 
 
 def batch(case: Case, step: int) -> list[tuple[torch.Tensor, KeyedJaggedTensor, torch.Tensor]]:
