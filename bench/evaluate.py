@@ -10,7 +10,9 @@ from torch import nn
 from tqdm import tqdm
 
 from bench.batch import one_id_a_bag
-from bench.data.reader import DataSet
+from bench.data.reader import DataSet, part_of
+from bench.ranks import Ranks
+from bench.together import ALONE, at_first, from_first
 
 
 class NotFinite(ArithmeticError):
@@ -18,26 +20,50 @@ class NotFinite(ArithmeticError):
 
 
 @torch.no_grad()
-def predict(model: nn.Module, data: DataSet, split: str, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+def predict(
+    model: nn.Module, data: DataSet, split: str, batch_size: int, ranks: Ranks = ALONE
+) -> tuple[np.ndarray, np.ndarray] | None:
     """Logits (rows,) float32 and labels (rows,) float32 of every row of the split, in file order, each row once.
 
+    Each rank computes its part of every batch (bench.data.reader.part_of); rank 0 gets all, the others None.
+
     Raises:
-        NotFinite: an output that is not a finite number.
+        NotFinite: an output that is not a finite number; on all ranks.
     """
     was_training = model.training
     model.eval()
-    logits, labels = [], []
-    with tqdm(total=data.rows(split), desc=f"evaluate {split}", unit="row", unit_scale=True) as progress:
-        for batch in data.batches(split, batch_size):
-            out_B = model(batch.dense, one_id_a_bag(data.sparse_names, batch.sparse))
-            if not torch.isfinite(out_B).all():
-                first = len(logits) * batch_size
-                raise NotFinite(f"output of {split} rows {first} to {first + len(out_B) - 1} is not finite")
-            logits.append(out_B.numpy())
-            labels.append(batch.label.numpy())
-            progress.update(len(out_B))
+    parts = []
+    with tqdm(
+        total=data.rows(split), desc=f"evaluate {split}", unit="row", unit_scale=True, disable=not ranks.first
+    ) as progress:
+        for batch in data.batches(split, batch_size, part=(ranks.rank, ranks.size)):
+            ids = one_id_a_bag(data.sparse_names, batch.sparse).to(ranks.device)
+            out_B = model(batch.dense.to(ranks.device), ids)
+            parts.append(np.stack([out_B.cpu().numpy(), batch.label.numpy()]))
+            progress.update(min(batch_size, data.rows(split) - progress.n))
     model.train(was_training)
-    return np.concatenate(logits), np.concatenate(labels)
+
+    found = at_first(np.concatenate(parts, axis=1))
+    logits, labels = _in_file_order(found, data.rows(split), batch_size) if ranks.first else (None, None)
+    bad = from_first(np.flatnonzero(~np.isfinite(logits))[:1].tolist() if ranks.first else None)
+    if bad:
+        first = bad[0] // batch_size * batch_size
+        last = min(first + batch_size, data.rows(split)) - 1
+        raise NotFinite(f"output of {split} rows {first} to {last} is not finite")
+    return (logits, labels) if ranks.first else None
+
+
+def _in_file_order(parts: list[np.ndarray], rows: int, batch_size: int) -> np.ndarray:
+    """(2, rows) from what each rank has of each batch, (2, its rows), batch after batch."""
+    if len(parts) == 1:
+        return parts[0]
+    whole, used = np.empty((2, rows), np.float32), [0] * len(parts)
+    for begin in range(0, rows, batch_size):
+        for rank, part in enumerate(parts):
+            low, high = part_of(min(batch_size, rows - begin), rank, len(parts))
+            whole[:, begin + low : begin + high] = part[:, used[rank] : used[rank] + high - low]
+            used[rank] += high - low
+    return whole
 
 
 def metrics(logits: np.ndarray, labels: np.ndarray) -> dict:

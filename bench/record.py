@@ -64,13 +64,28 @@ def of_model(spec, model, partition_name: str) -> dict:
     }
 
 
-def of_process(module: str, started: datetime.datetime) -> dict:
-    """The fields that say what measured: this process, begun at `started` (UTC) as `python -m module` on one device."""
+def of_process(module: str, started: datetime.datetime, ranks_per_host: int | None = None) -> dict:
+    """The fields that say what measured: this process, begun at `started` (UTC) as `python -m module`, and its ranks.
+
+    Args:
+        ranks_per_host: of the hosts that the ranks stand for, where they are not those of a machine.
+    """
+    ranks, local = (int(os.environ.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    ranks_per_host = ranks_per_host or local
+    launcher = ["python"]
+    if "WORLD_SIZE" in os.environ:
+        launcher = ["torchrun", *(["--nnodes", str(ranks // local)] if ranks > local else []), "--nproc-per-node"]
+        launcher += [str(local)]
     return {
         "format": 1,
         "provenance": "measured",
-        "topology": {"ranks": 1, "ranks_per_host": 1, "hosts": 1, "link": "none"},
-        "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
+        "topology": {
+            "ranks": ranks,
+            "ranks_per_host": ranks_per_host,
+            "hosts": ranks // ranks_per_host,
+            "link": "none" if ranks == 1 else "loopback" if ranks == local else "network",
+        },
+        "command": shlex.join([*launcher, "-m", module, *sys.argv[1:]]),
         "versions": versions(),
         "hardware": hardware(),
         "source_hash": source_hash(),

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -110,7 +111,7 @@ def test_the_seed_orders_the_rows(data, tmp_path, monkeypatch):
 
 def test_a_checkpoint_is_tied_to_all_that_the_numbers_depend_on(data, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(checkpoint, "load", lambda path, identity: asked.append(identity))
+    monkeypatch.setattr(checkpoint, "load", lambda path, identity, state: asked.append(identity))
     train_here(data, tmp_path / "a.json", "--model", "dlrm", "--checkpoint", str(tmp_path / "run.pt"))
     manifest = json.loads((data / "manifest.json").read_text())
     expected = {
@@ -144,11 +145,11 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_numbers(data, tmp_path):
     command = [sys.executable, "-m", "bench.train", *arguments(data, out, *more)]
     process = subprocess.Popen(command, cwd=record.ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while not store.exists() and process.poll() is None and time.monotonic() < deadline:
+    while not list(store.glob("step-*")) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert store.exists() and not out.exists(), "the run was to be killed between its first checkpoint and its record"
+    assert list(store.glob("step-*")) and not out.exists(), "to be killed between checkpoint and record"
     resumed = subprocess.run(command, cwd=record.ROOT, capture_output=True, text=True)
     assert resumed.returncode == 0, resumed.stderr
     assert "resuming at step" in resumed.stderr
@@ -178,16 +179,22 @@ def test_two_processes_never_train_one_run(data, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"a.json", "run.pt.lock"}
 
 
-def test_a_broken_checkpoint_starts_anew(tmp_path, capsys):
-    store = tmp_path / "run.pt"
-    checkpoint.save(store, {"a": 1}, {"x": torch.ones(3)})
-    assert torch.equal(checkpoint.load(store, {"a": 1})["x"], torch.ones(3))
-    whole = store.read_bytes()
-    torch.save([1, 2], tmp_path / "other.pt")
-    for damaged in (b"", whole[:100], whole[: len(whole) // 2], (tmp_path / "other.pt").read_bytes(), b"text" * 99):
-        store.write_bytes(damaged)
-        assert checkpoint.load(store, {"a": 1}) is None
-        assert "cannot be read" in capsys.readouterr().err
+def test_a_broken_checkpoint_starts_anew(data, tmp_path, capsys):
+    store = tmp_path / "run"
+    more = ["--model", "dlrm", "--checkpoint", str(store), "--checkpoint-every", "3"]
+    whole = train_here(data, tmp_path / "a.json", *more)
+    kept = tmp_path / "kept"
+    shutil.copytree(store, kept)
+    (step,) = kept.iterdir()
+    for name in [entry.name for entry in step.iterdir()]:
+        for share in (0, 0.5):
+            shutil.rmtree(store)
+            shutil.copytree(kept, store)
+            damaged = store / step.name / name
+            damaged.write_bytes(damaged.read_bytes()[: int(share * damaged.stat().st_size)])
+            capsys.readouterr()
+            assert scores(train_here(data, tmp_path / "b.json", *more)) == scores(whole)
+            assert "cannot be read" in capsys.readouterr().err, (name, share)
 
 
 def test_a_loss_that_is_not_finite_ends_as_diverged_without_an_auc(data, tmp_path):

@@ -29,6 +29,11 @@ class Batch:
     label: torch.Tensor  # (B,) float32, 0 or 1
 
 
+def part_of(rows: int, rank: int, ranks: int) -> tuple[int, int]:
+    """First row of this rank's part of `rows`, and the one after its last; parts differ by at most one row."""
+    return rows * rank // ranks, rows * (rank + 1) // ranks
+
+
 def open_dataset(path: str | Path) -> "DataSet":
     """Open the data set in a folder.
 
@@ -58,13 +63,21 @@ class DataSet:
         """Rows of "train", "validation" or "test"."""
         return self.manifest["splits"][split]["rows"]
 
-    def batches(self, split: str, batch_size: int, seed: int | None = None, start_step: int = 0) -> Iterator[Batch]:
+    def batches(
+        self,
+        split: str,
+        batch_size: int,
+        seed: int | None = None,
+        start_step: int = 0,
+        part: tuple[int, int] = (0, 1),
+    ) -> Iterator[Batch]:
         """One pass over a split: every row once, the last batch short.
 
         Args:
             seed: order of the rows, as a function of it alone: shards in random order are read in groups, and rows
                 of a group come in random order; None: the file's order.
             start_step: leave out so many batches, without reading groups that hold nothing else.
+            part: (rank, ranks): of every batch only this rank's rows (see part_of), which may be none.
 
         Raises:
             UserError: a shard that is missing or does not fit the manifest, or training rows fewer than one batch.
@@ -76,16 +89,19 @@ class DataSet:
                 f"the {split} split of {self.folder} has {self.rows(split)} rows, fewer than one batch of "
                 f"{batch_size}: give more rows or a smaller batch"
             )
-        return self._batches(split, batch_size, seed, start_step)
+        return self._batches(split, batch_size, seed, start_step, part)
 
-    def _batches(self, split: str, batch_size: int, seed: int | None, start_step: int) -> Iterator[Batch]:
+    def _batches(
+        self, split: str, batch_size: int, seed: int | None, start_step: int, part: tuple[int, int]
+    ) -> Iterator[Batch]:
         shards = self.manifest["splits"][split]["shards"]
         order, size = np.arange(len(shards)), 1
         if seed is not None:
             order, size = np.random.default_rng([seed, 0]).permutation(len(shards)), GROUP_SHARDS
         skip = start_step * batch_size
-        rest: list[Batch] = []  # rows that do not fill a batch yet
-        waiting = 0
+        ahead = self.rows(split) - skip  # rows of this batch and of those after it
+        rest: list[Batch] = []  # of rows that do not fill a batch yet, the part's
+        waiting = 0  # rows that do not fill a batch yet
         for number, begin in enumerate(range(0, len(order), size)):
             entries = [shards[shard] for shard in order[begin : begin + size]]
             rows = sum(entry["rows"] for entry in entries)
@@ -98,15 +114,15 @@ class DataSet:
                 shuffled = torch.from_numpy(np.random.default_rng([seed, 1, number]).permutation(rows))
             at, skip = skip, 0
             while at < rows:
-                end = min(at + batch_size - waiting, rows)
-                rest.append(_cut(group, at, end) if shuffled is None else _take(group, shuffled[at:end]))
+                batch = min(batch_size, ahead)
+                end = min(at + batch - waiting, rows)
+                low, high = (min(max(at + row - waiting, at), end) for row in part_of(batch, *part))
+                rest.append(_cut(group, low, high) if shuffled is None else _take(group, shuffled[low:high]))
                 waiting += end - at
                 at = end
-                if waiting == batch_size:
+                if waiting == batch:
                     yield _joined(rest)
-                    rest, waiting = [], 0
-        if rest:
-            yield _joined(rest)
+                    rest, waiting, ahead = [], 0, ahead - batch
 
     def _group(self, entries: list[dict]) -> Batch:
         """Rows of the shards one after the other."""
