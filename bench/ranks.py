@@ -88,21 +88,23 @@ def _device(local_rank: int, ranks_per_host: int) -> torch.device:
 
 def _environment() -> tuple[int, int, int, int]:
     """The values of NAMES. Those of Slurm are set under NAMES too: TorchRec reads them there."""
-    if "WORLD_SIZE" not in os.environ:
-        for name, theirs in zip(NAMES, SLURM, strict=True):
-            os.environ[name] = os.environ.get(theirs, "").partition("(")[0]  # 4(x2): 4 tasks on each of 2 nodes
-    missing = [name for name in (*NAMES, "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    found = {name: os.environ.get(name, "") for name in (*NAMES, "MASTER_ADDR", "MASTER_PORT")}
+    if not found["WORLD_SIZE"]:
+        slurm = zip(NAMES, SLURM, strict=True)
+        found |= {name: os.environ.get(theirs, "").partition("(")[0] for name, theirs in slurm}  # 4(x2): 4 a node
+    missing = [name for name, value in found.items() if not value]
     if missing:
         raise UserError(f"{', '.join(missing)} not set: start the ranks with torchrun, or set them for each rank")
     try:
-        rank, size, local_rank, ranks_per_host = (int(os.environ[name]) for name in NAMES)
-        port = int(os.environ["MASTER_PORT"])
+        rank, size, local_rank, ranks_per_host = (int(found[name]) for name in NAMES)
+        port = int(found["MASTER_PORT"])
         fits = 0 <= rank < size and 0 <= local_rank < ranks_per_host and size % ranks_per_host == 0 and 0 < port < 65536
     except ValueError:
         fits = False
     if not fits:
-        found = ", ".join(f"{name}={os.environ[name]}" for name in (*NAMES, "MASTER_PORT"))
-        raise UserError(f"{found} is no rank of a job: ranks count from 0, and every host has the same number of them")
+        shown = ", ".join(f"{name}={found[name]}" for name in (*NAMES, "MASTER_PORT"))
+        raise UserError(f"{shown} is no rank of a job: ranks count from 0, and every host has the same number of them")
+    os.environ.update(found)
     return rank, size, local_rank, ranks_per_host
 
 

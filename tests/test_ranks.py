@@ -255,8 +255,10 @@ def test_one_process_is_one_rank_without_a_group(monkeypatch):
 def test_an_environment_that_is_no_rank_is_refused(monkeypatch, change, message):
     for name, value in (variables(0, 4, 1) | change).items():
         monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+    before = dict(os.environ)
     with pytest.raises(UserError, match=message), joined():
         pass
+    assert dict(os.environ) == before
 
 
 def test_a_port_that_is_taken_is_named(monkeypatch):

@@ -17,12 +17,12 @@ from bench.errors import UserError
 
 def stop(sentence: str) -> NoReturn:
     """End at once with one sentence: the config or a path in it is at fault."""
-    print(f"error: {sentence}", file=sys.stderr)
+    sys.stderr.write(f"error: {sentence}\n")  # one write: the progress lines come from another thread
     sys.exit(2)
 
 
 def say(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)
+    sys.stderr.write(f"{sentence}\n")
 
 
 _held: list[TextIO] = []  # lock files stay open until the process ends

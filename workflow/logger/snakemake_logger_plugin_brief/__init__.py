@@ -86,7 +86,7 @@ class LogHandler(LogHandlerBase):
 
     @staticmethod
     def _say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
+        sys.stderr.write(f"{line}\n")  # one write: the workflow's own lines come from another thread
 
 
 def _duration(seconds: float) -> str:
