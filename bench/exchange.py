@@ -39,6 +39,7 @@ from bench.arguments import cores, whole
 from bench.errors import UserError, cli
 from bench.exchange_ways import LEARNING_RATE, PERMUTES, Case, Sizes, Way, table_shards, tower_gradients
 from bench.files import write_text
+from bench.quiet import quiet
 from bench.ranks import Ranks, joined
 from bench.traffic import Traffic
 from dmt import Topology
@@ -139,7 +140,8 @@ def _error(found: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor | No
 
 def traffic(way: Way, case: Case, rank: int, batch: Batch, gradient: torch.Tensor) -> dict:
     """Bytes that each rank sends in one step, counted and by the formula (which is given by part)."""
-    step(way, batch, gradient)  # in its second step DistributedDataParallel tells its buckets, once
+    for _ in range(2):  # in its second step, or its third, DistributedDataParallel tells its buckets, once
+        step(way, batch, gradient)
     with Traffic(case.topology.ranks_per_host) as counter:
         step(way, batch, gradient)
     sizes, ranks = case.sizes, case.topology.ranks
@@ -174,41 +176,46 @@ def _finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def checked(args: argparse.Namespace, case: Case, batch: Batch, rank: int) -> list[tuple[Way, torch.Tensor, dict]]:
+    """Every way, the gradient of its output, and what there is to say about it but for its time."""
+    found = []
+    for ratio in (1, *args.ratios):
+        expected = one_process(case, ratio, rank, args.seed)
+        ways = [case.flat()] if ratio == 1 else []
+        ways += [case.tower_collection(ratio), *(case.sptt(permute, ratio) for permute in args.permutes)]
+        for way in ways:
+            gradient = expected.gradient[:, expected.columns(way)].to(case.device)
+            wrong = errors(way, case, expected, batch, gradient)
+            sent = traffic(way, case, rank, batch, gradient)
+            found.append((way, gradient, {"way": way.name, "compression_ratio": ratio, "errors": wrong, "bytes": sent}))
+    return found
+
+
 def compare(args: argparse.Namespace, ranks: Ranks) -> int:
-    """Build, check, count and time every way; rank 0 reports."""
+    """Build, check, count and time every way; rank 0 reports. The exit code."""
     topology, sizes = check(args, ranks.size)
     case = Case(sizes, topology, ranks.device, args.seed)
     batches = [Batch(draw_ids(sizes, ranks.rank, args.seed + i).to(ranks.device), sizes) for i in range(BATCHES)]
-    ways, facts, gradients = [], [], []
-    for ratio in (1, *args.ratios):
-        expected = one_process(case, ratio, ranks.rank, args.seed)
-        made = [case.flat()] if ratio == 1 else []
-        made += [case.tower_collection(ratio), *(case.sptt(permute, ratio) for permute in args.permutes)]
-        for way in made:
-            gradient = expected.gradient[:, expected.columns(way)].to(ranks.device)
-            wrong = errors(way, case, expected, batches[0], gradient)
-            sent = traffic(way, case, ranks.rank, batches[0], gradient)
-            ways.append(way)
-            facts.append({"way": way.name, "compression_ratio": ratio, "errors": wrong, "bytes": sent})
-            gradients.append(gradient)
-    times = [[] for _ in ways]
+    with quiet():
+        ways = checked(args, case, batches[0], ranks.rank)
+    times: list[list[float]] = [[] for _ in ways]
     for repeat in range(-1, args.repeats):  # the first warms up
         if ranks.first:
             print(f"repeat {repeat + 1} of {args.repeats}" if repeat >= 0 else "warming up", file=sys.stderr)
-        for way, gradient, of_way in zip(ways, gradients, times, strict=True):
+        for (way, gradient, _), of_way in zip(ways, times, strict=True):
             seconds = seconds_a_step(way, batches, gradient, args.iterations)
             if repeat >= 0:
                 of_way.append(seconds * 1e3)
+    facts = [fact for _, _, fact in ways]
     for fact, of_way in zip(facts, times, strict=True):
         fact["ms"] = of_way
         for name, beside in ("flat", times[0]), ("tower_collection", times[1]):
             fact[f"of_{name}"] = statistics.median(a / b for a, b in zip(of_way, beside, strict=True))
-    good = all(_good(fact) for fact in facts)
     if ranks.first:
         _print(topology, sizes, args, facts)
         if args.json:
             write_text(args.json, json.dumps(_report(topology, sizes, args, facts), indent=1) + "\n")
-    return 0 if good else 1
+    return 0 if all(_good(fact) for fact in facts) else 1
 
 
 def _good(fact: dict) -> bool:
@@ -284,7 +291,8 @@ def start(args: argparse.Namespace) -> int:
     return subprocess.run([*command, "-m", "bench.exchange", *sys.argv[1:]], env=env).returncode
 
 
-def main() -> int:
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Arguments of the command line (argv: None), or of a list."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.exchange", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -306,7 +314,11 @@ def main() -> int:
     parser.add_argument("--iterations", type=count, default=10, help="steps a repeat (default %(default)s)")
     parser.add_argument("--seed", type=whole(0), default=0, help="of weights and ids (default %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
-    args = parser.parse_args()
+    return parser.parse_args(argv)
+
+
+def main() -> int:
+    args = parse()
     with joined() as ranks:
         if dist.is_initialized():
             return compare(args, ranks)

@@ -7,11 +7,6 @@ what reaches the tables), so that training equals that of one device, however th
 B batch, F features, D numbers a sample that they look up.
 """
 
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
@@ -25,6 +20,7 @@ from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.types import BoundsCheckMode, ShardingPlan, ShardingType
 from torchrec.models.dlrm import InteractionDCNArch
 
+from bench.quiet import quiet
 from bench.tables import BETA1, BETA2, EPS, RowAdam, use_adam_tables
 from dmt import Topology, TowerEmbeddingSharder, sharding_plan
 
@@ -43,7 +39,7 @@ def shard(model: nn.Module, topology: Topology, device: torch.device) -> tuple[D
         ValueError: towers of tables that FBGEMM cannot have, or fewer towers than the topology needs.
     """
     tables: list[RowAdam] = []
-    with _quiet():
+    with quiet():
         use_empty_batches(model)
         collections = [module for module in model.modules() if isinstance(module, EmbeddingBagCollection)]
         dims = {config.embedding_dim for collection in collections for config in collection.embedding_bag_configs()}
@@ -150,18 +146,3 @@ def use_empty_batches(model: nn.Module) -> None:
         for name, child in list(parent._modules.items()):
             if type(child) is InteractionDCNArch:
                 setattr(parent, name, _DCNInteraction(child.crossnet))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the warnings of planner and wrappers about what a user of bench cannot change."""
-    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # what it warns of, TorchRec does at each use
-    logger = logging.getLogger("torchrec")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)

@@ -5,18 +5,18 @@ import random
 import pytest
 import torch
 import torch.distributed as dist
-from bench.tower_collection import shardable, tower_collection
 from ranks import on_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-from torchrec.distributed import DistributedModelParallel, collective_utils
+from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embedding_tower_sharding import EmbeddingTowerCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, table_wise
 from torchrec.distributed.types import ShardingPlan
 
 from bench import traffic_formulas as formulas
+from bench.tower_collection import shardable, tower_collection
 from bench.traffic import Sent, Traffic
 from dmt import PassThrough, Topology, TowerEmbedding, TowerEmbeddingSharder
 
@@ -154,7 +154,6 @@ def workload(topology, batches, partition, tables, places, bags, weighted):
 
 def counted(rank, way, weighted, case):
     """What this rank sends in one iteration of the way, the first one (which sets up) left out."""
-    collective_utils._INITIALIZED = False  # else a rank that sharded before skips a broadcast that a new one waits in
     topology, _, partition, tables, places, bags = case
     embeddings = EmbeddingBagCollection(tables=tables, is_weighted=weighted)
     towers = [PassThrough(sum(tables[i].embedding_dim for i in group)) for group in partition]
