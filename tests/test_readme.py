@@ -1,11 +1,15 @@
 """What README.md promises exists: files it links to, targets and modules it names, and the YAML it shows."""
 
 import importlib.util
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import jsonschema
 import pandas as pd
+import pytest
 import yaml
 
 from bench.data.schema import load
@@ -61,3 +65,18 @@ def test_the_table_is_that_of_the_reference_results():
     expected[("logistic regression", "–")] = expected.pop(("logistic", "–"))
     rows = [line.strip("| ").split(" | ") for line in README.splitlines() if " ± " in line]
     assert {(row[0], row[1]): row[2] for row in rows} == expected
+
+
+def test_the_trainer_shown_computes_the_same_before_and_after(tmp_path):
+    (shown,) = re.findall(r"```diff\n(.*?)```", README, flags=re.DOTALL)
+    losses = {}
+    for name, other in (("before", "+"), ("after", "-")):
+        script = tmp_path / f"{name}.py"
+        script.write_text("\n".join(line[1:] for line in shown.splitlines() if not line.startswith(other)))
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", str(script)]
+        done = subprocess.run(torchrun, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+        found = re.findall(r"^step \d: loss (.*)$", done.stdout, flags=re.MULTILINE)
+        losses[name] = [float(loss) for loss in found]
+    assert len(set(losses["before"])) == 3
+    assert losses["after"] == pytest.approx(losses["before"], abs=2e-5)  # printed with five decimals
