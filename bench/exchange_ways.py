@@ -153,7 +153,7 @@ class Case:
         constraints, batch = self._whole_tables(ShardingType.TABLE_WISE), self.sizes.local_batch
         plan = sharding_plan(model, [sharder], self.device, batch_size=batch, constraints=constraints)
         sharded = self._sharded(model, plan, sharder)
-        keys = list(zip(model.out_keys, model.out_length_per_key, strict=True))
+        keys = list(zip(sharded.module.out_keys, sharded.module.out_length_per_key, strict=True))
         return self._tower_way(f"sptt {permute}", ratio, sharded, keys, plan, formulas.sptt)
 
     def _tower_way(self, name, ratio, sharded, keys, plan, formula) -> Way:

@@ -53,6 +53,8 @@ class TowerExchange:
         inner: what a rank of the slot receives in step d, and how step e orders it.
         outer: what a rank receives in step f, and how it is ordered for the model.
         inside, peer: number formats of steps d and f; None: as they are.
+        modules_learn: whether the slot's tower modules have parameters that learn. If not, gradients are divided once,
+            on step d's way back, instead of on f's and on d's.
     """
 
     def __init__(
@@ -64,12 +66,14 @@ class TowerExchange:
         outer: Columns,
         inside: QCommsConfig | None,
         peer: QCommsConfig | None,
+        modules_learn: bool,
     ) -> None:
         self.topology, self.rank, self.groups = topology, rank, groups
         self.inner, self.outer = inner, outer
         self.inside, self.peer = inside, peer
         self.tower, self.peers = topology.tower_of(rank), topology.peers_of(rank)
         self.peer_order = topology.peer_order()
+        self.divide_at_peers = len(self.peers) if modules_learn else 1
 
     def permute_indices(self, features: KeyedJaggedTensor, batch_G: list[int]) -> KeyedJaggedTensor:
         """Step c before step b: ids of each feature, from rank order to peer order."""
@@ -104,7 +108,7 @@ class TowerExchange:
             [samples * width_m for width_m in self.inner.widths],
             self.groups.tower,
             self.inside,
-            divide_gradient=len(self.tower) if get_gradient_division() else 1 / len(self.peers),
+            divide_gradient=(self.topology.ranks if get_gradient_division() else 1) / self.divide_at_peers,
         )
 
     def local_shuffle(self, blocks: torch.Tensor, batch_G: list[int]) -> torch.Tensor:
@@ -120,7 +124,7 @@ class TowerExchange:
             [samples * width for width in self.outer.widths],
             self.groups.peers,
             self.peer,
-            divide_gradient=len(self.peers),
+            divide_gradient=self.divide_at_peers,
         )
         exchange.callbacks.append(lambda blocks: _Shuffle.apply(blocks, self.outer, samples))
         return exchange

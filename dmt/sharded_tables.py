@@ -60,6 +60,16 @@ class ShardedTables(ShardedEmbeddingBagCollection):
 
     def columns(self, tower: list[int], names: list[str]) -> Columns:
         """What the ranks of a slot look up, in the order of the embeddings `names`."""
+        widths, summed, pieces = self._pieces(tower)
+        return Columns.of([width + summed for width in widths], [p for name in names for p in pieces[name]], summed)
+
+    def in_lookup_order(self, tower: list[int], names: list[str]) -> list[str]:
+        """These embeddings in the order in which the ranks of a slot have them: columns() then has few pieces."""
+        _, _, pieces = self._pieces(tower)
+        return sorted(names, key=lambda name: pieces[name][0])
+
+    def _pieces(self, tower: list[int]) -> tuple[list[int], int, dict[str, list[tuple[int, int, int]]]]:
+        """Columns of each rank's block but for those of rows; columns of rows; pieces of each embedding (Columns)."""
         found: dict[str, list[tuple[int, int, int, int]]] = {}  # name -> (column of the table, block, first, width)
         widths = []
         for block, rank in enumerate(tower):
@@ -72,8 +82,7 @@ class ShardedTables(ShardedEmbeddingBagCollection):
         for name, dim, _ in _looked_up(self._sharding(_TowerRows), tower[0]):
             found[name] = [(0, len(tower), summed, dim)]
             summed += dim
-        pieces = [piece[1:] for name in names for piece in sorted(found[name])]
-        return Columns.of([width + summed for width in widths], pieces, summed)
+        return widths, summed, {name: [piece[1:] for piece in sorted(of_name)] for name, of_name in found.items()}
 
     def _sharding(self, kind: type):
         return next((sharding for sharding in self._embedding_shardings if isinstance(sharding, kind)), None)

@@ -19,6 +19,7 @@ from torchrec.optim.fused import FusedOptimizerModule
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 
 from dmt.exchange import Columns, TowerExchange
+from dmt.modules import PassThrough
 from dmt.sharded_tables import BY_COLUMNS, BY_ROWS, ShardedTables
 from dmt.topology import Groups, Topology, create_groups
 from dmt.towers import TowerEmbedding
@@ -125,6 +126,9 @@ class ShardedTowerEmbedding(
     """One rank's part of a TowerEmbedding: its shards of the tables of its slot, and the slot's tower modules.
 
     Names in the state_dict are those of the TowerEmbedding; a rank has the tower modules of its own slot only.
+
+    The output has the keys of the TowerEmbedding's, tower by tower; those of a pass-through tower come in the order in
+    which its ranks look them up, as in TorchRec's own sharded collections.
     """
 
     def __init__(
@@ -141,7 +145,6 @@ class ShardedTowerEmbedding(
         topology, rank = sharder.topology, env.rank
         self._permute = sharder.permute
         self._configs = module.embedding_bag_configs()
-        self._keys, self._length_per_key = module.out_keys, module.out_length_per_key
         stagger = topology.slots if sharder.permute == "none" else 1
         collection, fused_params = module.embedding_bag_collection, sharder.fused_params
         self.embedding_bag_collection = ShardedTables(
@@ -153,18 +156,28 @@ class ShardedTowerEmbedding(
         self.towers = nn.ModuleDict({str(tower): module.towers[tower] for tower in mine})
         self._synchronized = _synchronized(_Towers(self.towers), groups.tower, device)
 
-        names = [name for tower in mine for name in module.embedding_names[tower]]
-        widths = [0] * topology.slots
-        for slot, width in zip(slots, module.out_features, strict=True):
-            widths[slot] += width
+        # Embeddings are read by key, so those that pass through come in the order that is quickest to put together.
+        widths, names = [0] * topology.slots, []  # numbers a sample out of each slot; embeddings of this rank's slot
+        self.out_keys: list[str] = []
+        for tower, slot in enumerate(slots):
+            widths[slot] += module.out_features[tower]
+            passes, of_tower = isinstance(module.towers[tower], PassThrough), module.embedding_names[tower]
+            if passes:
+                ranks = topology.tower_of(slot * topology.tower_ranks)
+                of_tower = self.embedding_bag_collection.in_lookup_order(ranks, of_tower)
+            self.out_keys += of_tower if passes else [f"tower_{tower}"]
+            names += of_tower if tower in mine else []
+        length = dict(zip(module.out_keys, module.out_length_per_key, strict=True))
+        self.out_length_per_key: list[int] = [length[key] for key in self.out_keys]
         self.exchange = TowerExchange(
             topology,
             rank,
             groups,
             inner=self.embedding_bag_collection.columns(topology.tower_of(rank), names),
-            outer=_outer_columns(widths, module.out_order),
+            outer=Columns.of(widths, [(slot, 0, width) for slot, width in enumerate(widths)]),
             inside=sharder.inside,
             peer=sharder.peer,
+            modules_learn=_learns(self.towers),
         )
         self.register_load_state_dict_pre_hook(_without_other_towers)
 
@@ -201,7 +214,7 @@ class ShardedTowerEmbedding(
         tower_inputs = exchange.local_shuffle(blocks, batch_G)  # e
         tower_outputs = self._synchronized[0](tower_inputs)
         embeddings = exchange.peer_exchange(tower_outputs, batch_G)  # f
-        return EmbeddingBagCollectionAwaitable([embeddings], self._length_per_key, self._keys)
+        return EmbeddingBagCollectionAwaitable([embeddings], self.out_length_per_key, self.out_keys)
 
     @property
     def fused_optimizer(self) -> KeyedOptimizer:
@@ -210,19 +223,22 @@ class ShardedTowerEmbedding(
 
 def check_ids(features: KeyedJaggedTensor, configs: list[EmbeddingBagConfig]) -> None:
     """Raise ValueError for the first id that is not a row of its table; names table, feature and id."""
-    places = {key: index for index, key in enumerate(features.keys())}
-    offsets, values = features.offset_per_key(), features.values()
-    for config in configs:
-        for feature in config.feature_names:
-            ids = values[offsets[places[feature]] : offsets[places[feature] + 1]]
-            if len(ids) == 0:
-                continue
-            low, high = torch.aminmax(ids)
-            if low < 0 or high >= config.num_embeddings:
-                raise ValueError(
-                    f"id {int(low if low < 0 else high)} of feature {feature} is not a row of table {config.name}, "
-                    f"which has {config.num_embeddings}"
-                )
+    tables: dict[str, EmbeddingBagConfig] = {}  # the smallest of a feature's tables
+    for config in sorted(configs, key=lambda config: -config.num_embeddings):
+        tables |= dict.fromkeys(config.feature_names, config)
+    keys, ids, lengths = features.keys(), features.values(), features.length_per_key()
+    rows = [tables[key].num_embeddings if key in tables else torch.iinfo(torch.int64).max for key in keys]
+    limits = torch.tensor(rows).repeat_interleave(torch.tensor(lengths), output_size=len(ids))
+    outside = (ids < 0) | (ids >= limits)
+    if not outside.any():
+        return
+    for feature, of_feature, out in zip(keys, ids.split(lengths), outside.split(lengths), strict=True):
+        if feature in tables and out.any():
+            table = tables[feature]
+            raise ValueError(
+                f"id {int(of_feature[out][0])} of feature {feature} is not a row of table {table.name}, "
+                f"which has {table.num_embeddings}"
+            )
 
 
 class _Towers(nn.Module):
@@ -253,7 +269,7 @@ def _synchronized(towers: _Towers, group: dist.ProcessGroup, device: torch.devic
             module.to_empty(device=device, recurse=False)
             module.reset_parameters()
     towers.to(device)
-    if group.size() == 1 or not any(parameter.requires_grad for parameter in towers.parameters()):
+    if group.size() == 1 or not _learns(towers):
         return [towers]
     return [
         DistributedDataParallel(
@@ -266,6 +282,10 @@ def _synchronized(towers: _Towers, group: dist.ProcessGroup, device: torch.devic
     ]
 
 
+def _learns(towers: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in towers.parameters())
+
+
 def _without_other_towers(module: ShardedTowerEmbedding, state_dict: dict, prefix: str, *_: Any) -> None:
     """A checkpoint has the modules of all towers, a rank those of its own slot."""
     own = tuple(f"{prefix}towers.{tower}." for tower in module.towers)
@@ -276,13 +296,3 @@ def _without_other_towers(module: ShardedTowerEmbedding, state_dict: dict, prefi
 def _batch(ctx: EmbeddingBagCollectionContext) -> list[int]:
     """B_g of each rank, as step a learned them."""
     return ctx.sharding_contexts[0].batch_size_per_rank
-
-
-def _outer_columns(widths: list[int], order: list[tuple[int, int]]) -> Columns:
-    """What arrives from each slot, of `widths` numbers a sample, in the order of the TowerEmbedding's output."""
-    starts = [sum(widths[:slot]) for slot in range(len(widths))]
-    pieces = []
-    for first, width in order:
-        slot = max(s for s in range(len(widths)) if starts[s] <= first)
-        pieces.append((slot, first - starts[slot], width))
-    return Columns.of(widths, pieces)

@@ -123,17 +123,18 @@ class TowerEmbedding(nn.Module):
             keys = embeddings if isinstance(module, PassThrough) else [(f"tower_{tower}", module.out_features)]
             self.out_keys += [name for name, _ in keys]
             self.out_length_per_key += [length for _, length in keys]
-        first = accumulate(self.out_length_per_key[:-1], initial=0)
-        # (first column, columns) of each key in the towers' outputs, one beside the other
-        self.out_order: list[tuple[int, int]] = list(zip(first, self.out_length_per_key, strict=True))
-        self._in_table_order = in_table_order
+        self._columns: list[slice] = []  # of the towers' outputs, in the order of the tables
         if in_table_order:
             if not all(isinstance(module, PassThrough) for module in self.towers):
                 raise ValueError("only outputs of pass-through towers can come in the order of the tables")
-            of_key = dict(zip(self.out_keys, self.out_order, strict=True))
+            ends = accumulate(self.out_length_per_key)
+            of_key = {
+                key: slice(end - width, end)
+                for key, width, end in zip(self.out_keys, self.out_length_per_key, ends, strict=True)
+            }
             self.out_keys = [name for table in tables for name in names[table.name]]
-            self.out_order = [of_key[name] for name in self.out_keys]
-            self.out_length_per_key = [width for _, width in self.out_order]
+            self._columns = [of_key[name] for name in self.out_keys]
+            self.out_length_per_key = [columns.stop - columns.start for columns in self._columns]
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Ids of all features, keys in any order -> KeyedTensor with values (B, sum of O_t)."""
@@ -141,8 +142,8 @@ class TowerEmbedding(nn.Module):
         tower_inputs = embeddings.split(self._in_features, dim=1)  # T x (B, I_t)
         outputs = [tower(x) for tower, x in zip(self.towers, tower_inputs, strict=True)]  # T x (B, O_t)
         values = torch.cat(outputs, dim=1)
-        if self._in_table_order:
-            values = torch.cat([values[:, first : first + width] for first, width in self.out_order], dim=1)
+        if self._columns:
+            values = torch.cat([values[:, columns] for columns in self._columns], dim=1)
         return KeyedTensor(self.out_keys, self.out_length_per_key, values)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:

@@ -81,9 +81,11 @@ class Model(nn.Module):
         super().__init__()
         width = sum(towers.out_features)
         self.towers, self.dense, self.over = towers, nn.Linear(DENSE, width), nn.Linear(width, 1)
+        self.keys = towers.out_keys
 
     def forward(self, dense, sparse):
-        return self.over(self.dense(dense) * self.towers(sparse).values()).squeeze(1)
+        found = self.towers(sparse)
+        return self.over(self.dense(dense) * torch.cat([found[key] for key in self.keys], dim=1)).squeeze(1)
 
 
 def build(case: Case) -> Model:
