@@ -7,9 +7,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from ranks import on_ranks
+from sklearn.metrics import roc_auc_score
 
-from bench.data.reader import Batch
+from bench.data.reader import Batch, part_of
 from bench.evaluate import NotFinite, metrics, predict
+from bench.ranks import Ranks
 
 
 @given(seed=st.integers(0, 99), rows=st.integers(2, 200), levels=st.integers(1, 20))
@@ -51,18 +54,27 @@ def test_one_class_has_no_auc_and_says_why(label, word):
 
 
 class Rows:
-    """Stands in for a data set: five rows in batches of two."""
+    """Stands in for a data set: rows that hold their number; every third one and all after 50 are positive."""
 
     sparse_names = ["a"]
 
+    def __init__(self, count=5):
+        self.count = count
+
     def rows(self, split):
-        return 5
+        return self.count
+
+    def labels(self):
+        rows = torch.arange(self.count)
+        return ((rows % 3 == 1) | (rows > 50)).float()
 
     def batches(self, split, batch_size, part):
-        assert part == (0, 1)
-        for first in range(0, 5, batch_size):
-            rows = torch.arange(first, min(first + batch_size, 5)).float()
-            yield Batch(dense=rows[:, None], sparse=torch.zeros(len(rows), 1, dtype=torch.int32), label=rows % 2)
+        for first in range(0, self.count, batch_size):
+            size = min(batch_size, self.count - first)
+            low, high = part_of(size, *part)
+            rows = torch.arange(first + low, first + high)
+            ids = torch.zeros(len(rows), 1, dtype=torch.int32)
+            yield Batch(dense=rows.float()[:, None], sparse=ids, label=self.labels()[rows])
 
 
 class Model(torch.nn.Module):
@@ -77,10 +89,29 @@ class Model(torch.nn.Module):
 def test_predict_gives_every_row_once_in_order_and_keeps_the_mode():
     model = Model(bad=-1)
     logits, labels = predict(model, Rows(), "test", 2)
-    assert logits.tolist() == [0, 1, 2, 3, 4] and labels.tolist() == [0, 1, 0, 1, 0]
+    assert logits.tolist() == [0, 1, 2, 3, 4] and labels.tolist() == [0, 1, 0, 0, 1]
     assert model.training
 
 
 def test_an_output_that_is_not_finite_is_named_by_its_rows():
     with pytest.raises(NotFinite, match="test rows 2 to 3"):
         predict(Model(bad=3), Rows(), "test", 2)
+
+
+def predicted(rank, ranks, bad):
+    found = predict(Model(bad), Rows(101), "test", 20, Ranks(rank, ranks, ranks, torch.device("cpu")))
+    assert (found is None) == (rank > 0)
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_ranks_evaluate_every_row_once_though_rows_do_not_divide(ranks):
+    """101 rows in batches of 20: the last batch is one row, so that all ranks but one have none of it."""
+    logits, labels = on_ranks(ranks, predicted, ranks, -1)[0]
+    assert logits.tolist() == list(range(101)) and labels.tolist() == Rows(101).labels().tolist()
+    assert metrics(logits, labels)["auc"] == roc_auc_score(Rows(101).labels(), np.arange(101))
+
+
+def test_an_output_that_is_not_finite_ends_all_ranks():
+    with pytest.raises(NotFinite, match="test rows 80 to 99"):
+        on_ranks(4, predicted, 4, 87)

@@ -112,7 +112,7 @@ def test_the_seed_orders_the_rows(data, tmp_path, monkeypatch):
 def test_a_checkpoint_is_tied_to_all_that_the_numbers_depend_on(data, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(checkpoint, "load", lambda path, identity, state: asked.append(identity))
-    train_here(data, tmp_path / "a.json", "--model", "dlrm", "--checkpoint", str(tmp_path / "run.pt"))
+    train_here(data, tmp_path / "a.json", "--model", "dlrm", "--checkpoint", str(tmp_path / "run"))
     manifest = json.loads((data / "manifest.json").read_text())
     expected = {
         "split_hash": manifest["split_hash"],
@@ -140,7 +140,7 @@ def test_a_model_learns_and_the_prior_is_the_entropy(data, tmp_path):
 
 def test_a_killed_run_goes_on_and_ends_with_the_same_numbers(data, tmp_path):
     whole = train_here(data, tmp_path / "whole.json", "--model", "dmt_dcn", "--towers", "4")
-    store, out = tmp_path / "run.pt", tmp_path / "killed.json"
+    store, out = tmp_path / "run", tmp_path / "killed.json"
     more = ["--model", "dmt_dcn", "--towers", "4", "--checkpoint", str(store), "--checkpoint-every", "1"]
     command = [sys.executable, "-m", "bench.train", *arguments(data, out, *more)]
     process = subprocess.Popen(command, cwd=record.ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -158,7 +158,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_numbers(data, tmp_path):
 
 
 def test_a_checkpoint_of_another_run_is_not_used(data, tmp_path, capsys, monkeypatch):
-    store = tmp_path / "run.pt"
+    store = tmp_path / "run"
     more = ["--model", "dlrm", "--checkpoint", str(store), "--checkpoint-every", "3"]
     train_here(data, tmp_path / "a.json", *more, "--seed", "1")  # train.run leaves the file; main removes it
     assert store.exists()
@@ -170,13 +170,13 @@ def test_a_checkpoint_of_another_run_is_not_used(data, tmp_path, capsys, monkeyp
 
 
 def test_two_processes_never_train_one_run(data, tmp_path):
-    store = tmp_path / "run.pt"
+    store = tmp_path / "run"
     with checkpoint.alone(store):
         command = arguments(data, tmp_path / "a.json", "--model", "prior", "--checkpoint", str(store))
         second = run_step("bench.train", *command)
     assert second.returncode == 2 and "another process trains" in second.stderr
     assert run_step("bench.train", *command).returncode == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"a.json", "run.pt.lock"}
+    assert {path.name for path in tmp_path.iterdir()} == {"a.json", "run.lock"}
 
 
 def test_a_broken_checkpoint_starts_anew(data, tmp_path, capsys):

@@ -22,7 +22,7 @@ rule train:
         data=subpath(input.manifest, parent=True),
         study=STUDY,
         flags=lambda wildcards: study.training_flags(config, wildcards.model),
-        checkpoint=f"{RESULTS}/checkpoints/{{model}}-T{{towers}}-s{{seed}}.pt",
+        checkpoint=f"{RESULTS}/checkpoints/{{model}}-T{{towers}}-s{{seed}}",
     shell:
         "python -m bench.train --data {params.data} --study {params.study} --model {wildcards.model}"
         " --towers {wildcards.towers} --seed {wildcards.seed} {params.flags} --threads {threads}"
