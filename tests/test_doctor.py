@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import cluster
 from bench.doctor import machine, probes, versions
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -158,7 +159,9 @@ def test_the_machine_is_described_without_gpu_and_slurm():
     assert list(findings) == ["gpus", "cores", "memory", "disk", "namespaces", "slurm"]
     assert findings["gpus"] == ("info", "gpus", "none: everything runs on the CPU")
     assert findings["slurm"].mark == "info"
-    assert findings["namespaces"].text == "unshare, ip, tc not found (Debian: util-linux, iproute2)"
+    assert findings["namespaces"].text == (
+        "unshare, setpriv, ip, tc not found: install iproute2, util-linux (packages of Debian)"
+    )
     assert int(findings["cores"].text.split()[0]) == len(os.sched_getaffinity(0))
 
 
@@ -170,10 +173,11 @@ def test_a_gpu_with_the_cpu_set_up_is_a_warning(monkeypatch):
 
 
 def test_namespaces_that_are_forbidden_are_said_to_be(monkeypatch):
-    monkeypatch.setattr(machine.shutil, "which", lambda name, path=None: name)
-    monkeypatch.setattr(machine, "output", lambda command: (False, "unshare failed: Operation not permitted"))
+    monkeypatch.setattr(cluster, "PROBE", "echo Operation not permitted >&2; false")
     assert machine.namespaces().mark == "info"
-    assert "not allowed here (unshare failed: Operation not permitted)" in machine.namespaces().text
+    assert machine.namespaces().text.startswith(
+        "no namespaces for emulated hosts here (Operation not permitted): be ro"
+    )
 
 
 def test_a_command_that_fails_or_is_absent_gives_its_last_line():

@@ -5,8 +5,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from bench import cluster
 from bench.doctor.report import Finding
 from bench.doctor.versions import Versions
+from bench.errors import UserError
 
 GiB = 2**30
 
@@ -56,21 +58,12 @@ def disk(folder: Path) -> Finding:
 
 
 def namespaces() -> Finding:
-    """Makes a namespace with a shaped link in it, as root or by a user namespace; both vanish with the command."""
-    path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"  # where ip and tc live, which a user's own path may lack
-    absent = [tool for tool in ("unshare", "ip", "tc") if not shutil.which(tool, path=path)]
-    if absent:
-        return Finding("info", "namespaces", f"{', '.join(absent)} not found (Debian: util-linux, iproute2)")
-    root = os.geteuid() == 0
-    shaped = (
-        f"export PATH={path!r}; ip link add left type veth peer name right && "
-        "tc qdisc add dev left root tbf rate 100mbit burst 256kb limit 8mb"
-    )
-    options = ["--net"] if root else ["--user", "--map-root-user", "--net", "--mount"]
-    worked, text = output(["unshare", *options, "sh", "-c", shaped])
-    if not worked:
-        return Finding("info", "namespaces", f"not allowed here ({text}): no emulated hosts on this machine")
-    means = "as root" if root else "in user namespaces"
+    """Whether bench.cluster can emulate hosts: tries it, as root or in a user namespace."""
+    try:
+        command = cluster.entrance()
+    except UserError as error:
+        return Finding("info", "namespaces", str(error))
+    means = "in user namespaces" if "--user" in command else "as root"
     return Finding("ok", "namespaces", f"{means}, with shaped links: hosts can be emulated")
 
 

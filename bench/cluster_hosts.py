@@ -1,0 +1,145 @@
+"""The hosts of an emulated cluster and the ranks on them; bench.cluster runs this as root of new namespaces.
+
+A switch (a bridge) joins the hosts. Each is a network namespace with ONE link, eth0, for all its ranks, shaped by a
+token bucket at both ends: with a link a rank, gloo's pairs would load the links unevenly. TCP is reno, whose losses at
+the bucket are few. Nothing is removed at the end: it all vanishes with its last process.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+from bench.arguments import cores
+from bench.cluster import LOOPBACK
+from bench.errors import UserError, cli
+from bench.files import write_text
+
+BUCKET = ["burst", "256kb", "limit", "8mb"]
+PORT = 29500
+GRACE_S = 5.0  # for the other ranks to end by themselves and say why, once one has failed
+
+
+def build(hosts: int, rate: int) -> None:
+    """The switch and its hosts, host0 to host{hosts - 1}, with a link of `rate` bits a second each way.
+
+    Raises:
+        UserError: the kernel refuses; says which command.
+    """
+    _run("mount -t tmpfs tmpfs /run")
+    names = "".join(f"{v6}{address(host)} host{host}\n" for host in range(hosts) for v6 in ("", "::ffff:"))
+    Path("/run/hosts").write_text(f"127.0.0.1 localhost\n{names}")  # c10d asks for the name behind each address
+    _run("mount --bind /run/hosts /etc/hosts")
+    _run("sysctl -qw net.ipv6.conf.all.disable_ipv6=1")
+    _run("ip link add switch type bridge mcast_snooping 0")
+    _run("ip link set switch up")
+    for host in range(hosts):
+        name, port = f"host{host}", f"port{host}"
+        _run(f"ip netns add {name}")
+        _run(f"ip netns exec {name} sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv4.tcp_congestion_control=reno")
+        _run(f"ip link add {port} type veth peer name eth0 netns {name}")
+        _run(f"ip link set {port} master switch up")
+        _run(f"ip -n {name} addr add {address(host)}/16 dev eth0")
+        for device in ("lo", "eth0"):
+            _run(f"ip -n {name} link set {device} up")
+        _run(f"tc -n {name} qdisc add dev eth0 root tbf rate {rate}bit {' '.join(BUCKET)}")
+        _run(f"tc qdisc add dev {port} root tbf rate {rate}bit {' '.join(BUCKET)}")
+
+
+def address(host: int) -> str:
+    """Of the host's link."""
+    return f"10.77.0.{host + 1}"
+
+
+def counters(hosts: int) -> list[dict[str, int]]:
+    """Bytes that each host's link has sent and received, headers included."""
+    found = []
+    for host in range(hosts):
+        (link,) = json.loads(_run(f"ip -n host{host} -s -j link show dev eth0"))
+        found.append({"sent": link["stats64"]["tx"]["bytes"], "received": link["stats64"]["rx"]["bytes"]})
+    return found
+
+
+def start(command: list[str], hosts: int, ranks_per_host: int, rate: int | None) -> list[subprocess.Popen]:
+    """The command on every rank; rate None: on this machine's own loopback."""
+    size = hosts * ranks_per_host
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, cores() // size))
+    common = {"WORLD_SIZE": str(size), "OMP_NUM_THREADS": threads}
+    if rate is None:
+        local = {"LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        common |= local | {"GLOO_SOCKET_IFNAME": "lo"}
+    else:
+        local = {"LOCAL_WORLD_SIZE": str(ranks_per_host), "MASTER_ADDR": address(0), "MASTER_PORT": str(PORT)}
+        common |= local | {"GLOO_SOCKET_IFNAME": "eth0", "EMULATED_LINK": str(rate)}
+    processes = []
+    for rank in range(size):
+        host, local_rank = divmod(rank, ranks_per_host)
+        place = [] if rate is None else ["ip", "netns", "exec", f"host{host}"]
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank if rate is None else local_rank)}
+        processes.append(subprocess.Popen([*place, *command], env=os.environ | common | own))
+    return processes
+
+
+def wait(processes: list[subprocess.Popen]) -> int:
+    """Until all have ended; the exit code of the first that failed, 0 where none did. One failure ends them all."""
+    code, deadline = 0, None
+    while (running := [process for process in processes if process.poll() is None]) or code == 0:
+        failed = [process.returncode for process in processes if process.returncode]
+        if failed and not code:
+            code, deadline = failed[0], time.monotonic() + GRACE_S
+        if not running:
+            break
+        if deadline is not None and time.monotonic() > deadline:
+            for process in running:
+                process.kill()
+        time.sleep(0.02)
+    return code if code >= 0 else 128 - code
+
+
+def _run(command: str) -> str:
+    done = subprocess.run(command.split(), capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"cannot emulate hosts: `{command}` says {done.stderr.strip() or done.returncode}")
+    return done.stdout
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def _terminated(number: int, frame) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def main() -> int:
+    hosts, ranks_per_host, link, file, *command = sys.argv[1:]
+    hosts, ranks_per_host = int(hosts), int(ranks_per_host)
+    rate = None if link == LOOPBACK else int(link)
+    signal.signal(signal.SIGTERM, _terminated)
+    if rate is not None:
+        build(hosts, rate)
+    processes = start(command, hosts, ranks_per_host, rate)
+    try:
+        code = wait(processes)
+    finally:
+        for process in processes:
+            process.kill()
+    if rate is None:
+        return code
+    links = counters(hosts)
+    for host, link in enumerate(links):
+        print(f"host {host}: sent {link['sent']:,} bytes, received {link['received']:,} bytes", file=sys.stderr)
+    if file:
+        shape = {"hosts": hosts, "ranks_per_host": ranks_per_host, "bits_per_s": rate}
+        write_text(Path(file), json.dumps(shape | {"links": links}, indent=1) + "\n")
+    return code
+
+
+if __name__ == "__main__":
+    cli(main)
