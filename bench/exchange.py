@@ -19,10 +19,8 @@ Exits with 1 where bytes or numbers are not as they should be.
 
 import argparse
 import json
-import os
 import shlex
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -35,10 +33,11 @@ from torchrec import KeyedJaggedTensor
 
 from bench import record
 from bench import traffic_formulas as formulas
-from bench.arguments import cores, whole
+from bench.arguments import whole
 from bench.errors import UserError, cli
 from bench.exchange_ways import LEARNING_RATE, PERMUTES, Case, Sizes, Way, table_shards, tower_gradients
 from bench.files import write_text
+from bench.launch import on_ranks
 from bench.quiet import quiet
 from bench.ranks import Ranks, joined
 from bench.traffic import Traffic
@@ -281,16 +280,6 @@ def check(args: argparse.Namespace, ranks: int) -> tuple[Topology, Sizes]:
     return topology, Sizes(args.features, args.dim, args.rows, args.local_batch, args.ids)
 
 
-def start(args: argparse.Namespace) -> int:
-    """Start the ranks on this machine, with torchrun; its exit code."""
-    ranks = args.ranks or 4
-    check(args, ranks)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    threads = str(max(1, cores() // ranks))
-    env = {"OMP_NUM_THREADS": threads} | os.environ
-    return subprocess.run([*command, "-m", "bench.exchange", *sys.argv[1:]], env=env).returncode
-
-
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Arguments of the command line (argv: None), or of a list."""
     parser = argparse.ArgumentParser(
@@ -322,7 +311,8 @@ def main() -> int:
     with joined() as ranks:
         if dist.is_initialized():
             return compare(args, ranks)
-    return start(args)
+    check(args, args.ranks or 4)
+    return on_ranks("bench.exchange", args.ranks or 4)
 
 
 if __name__ == "__main__":
