@@ -4,6 +4,7 @@ import argparse
 import math
 import os
 from collections.abc import Callable
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 
 
 def whole(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
@@ -44,3 +45,14 @@ def name(text: str) -> str:
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def parsed(parser: argparse.ArgumentParser, argv: list[str] | None = None) -> argparse.Namespace:
+    """parser.parse_args(argv). Of the ranks of a job only the first says what is wrong, or shows the help."""
+    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
+    with ExitStack() as stack:
+        if rank != "0":
+            nowhere = stack.enter_context(open(os.devnull, "w"))
+            stack.enter_context(redirect_stdout(nowhere))
+            stack.enter_context(redirect_stderr(nowhere))
+        return parser.parse_args(argv)

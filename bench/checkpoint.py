@@ -1,7 +1,7 @@
 """Checkpoints of a run: written atomically by all its ranks, used again only by the very same run, on any ranks.
 
-A checkpoint is a folder. In it, `step-N` is complete, the newest counts, and holds torch.distributed.checkpoint's
-files, of which each rank reads its own parts however the writer's ranks divided them, and run.json.
+A checkpoint is a folder. In it each `step-N` is complete, and a run's newest counts. It holds run.json and the files of
+torch.distributed.checkpoint, of which each rank reads its own parts however the writer's ranks divided them.
 """
 
 import fcntl
@@ -26,7 +26,7 @@ PARTIAL, RUN = "partial", "run.json"
 
 
 class Damaged(Exception):
-    """A checkpoint that cannot be read to its end; what it was to fill may hold parts of it."""
+    """A checkpoint with a file that is missing or cut short; what it was to fill may hold parts of it."""
 
 
 @contextmanager
@@ -75,11 +75,15 @@ def save(path: str | Path, identity: dict, progress: dict, state: dict) -> None:
             dcp.save(state, storage_writer=dcp.FileSystemWriter(partial))
         except dcp.api.CheckpointException as error:
             rank, (fault, _) = next(iter(error.failures.items()))
-            raise UserError(f"rank {rank} cannot write checkpoint {path}: {fault}") from None
+            on_rank = f" (on rank {rank})" if dist.is_initialized() else ""
+            raise UserError(
+                f"cannot write checkpoint {path}{on_rank}: free space there or name another place"
+            ) from fault
     if _first():
         write_text(partial / RUN, json.dumps({"identity": identity, "progress": progress}))
         _to_disk(partial)
-        before, complete = _steps(path), path / f"step-{progress['step']}"
+        complete = path / f"step-{progress['step']}"
+        before = [old for old in _steps(path) if old != complete]
         shutil.rmtree(complete, ignore_errors=True)  # of another run, or damaged: this run was never here before
         os.replace(partial, complete)
         _to_disk(path)
@@ -93,7 +97,7 @@ def load(path: str | Path, identity: dict, state: dict) -> dict | None:
     None, with a line on stderr, when there is no checkpoint that fits. Every rank calls this; rank 0's identity counts.
 
     Raises:
-        Damaged: the tensors cannot be read; some may have been filled.
+        Damaged: a file is missing or cut short; some tensors may have been filled. Bits that flipped are not noticed.
     """
     found = from_first(_newest(Path(path), identity) if _first() else None)
     if found is None:
@@ -121,21 +125,22 @@ def remove(path: str | Path) -> None:
 
 def _newest(path: Path, identity: dict) -> tuple[Path, dict] | None:
     """Folder and progress of the newest complete checkpoint of this identity; None, and why on stderr."""
-    steps = _steps(path)
-    if not steps:
-        return None
-    try:
-        stored = json.loads((steps[-1] / RUN).read_text())
-        other, progress = stored["identity"], stored["progress"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        print(f"checkpoint {steps[-1]} cannot be read ({type(error).__name__}): starting anew", file=sys.stderr)
-        return None
     identity = json.loads(json.dumps(identity))  # tuples are lists there
-    differing = sorted(key for key in other.keys() | identity.keys() if other.get(key) != identity.get(key))
-    if differing:
-        print(f"checkpoint {path} is of another run ({', '.join(differing)} differ): starting anew", file=sys.stderr)
-        return None
-    return steps[-1], progress
+    reasons = []
+    for folder in reversed(_steps(path)):
+        try:
+            stored = json.loads((folder / RUN).read_text())
+            other, progress = stored["identity"], stored["progress"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reasons.append(f"checkpoint {folder} cannot be read ({type(error).__name__}): starting anew")
+            continue
+        differing = sorted(key for key in other.keys() | identity.keys() if other.get(key) != identity.get(key))
+        if not differing:
+            return folder, progress
+        reasons.append(f"checkpoint {path} is of another run ({', '.join(differing)} differ): starting anew")
+    if reasons:
+        print(reasons[0], file=sys.stderr)
+    return None
 
 
 def _steps(path: Path) -> list[Path]:

@@ -37,7 +37,7 @@ import torch
 import torch.distributed as dist
 
 from bench import link, record
-from bench.arguments import whole
+from bench.arguments import parsed, whole
 from bench.errors import UserError, cli
 from bench.files import write_text
 from bench.launch import on_ranks
@@ -282,7 +282,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--warmup", type=count, default=2, help="calls before the timed ones (default %(default)s)")
     parser.add_argument("--iterations", type=count, default=5, help="timed calls (default %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
-    return parser.parse_args(argv)
+    return parsed(parser, argv)
 
 
 def main() -> int:

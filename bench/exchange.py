@@ -33,7 +33,7 @@ from torchrec import KeyedJaggedTensor
 
 from bench import record
 from bench import traffic_formulas as formulas
-from bench.arguments import whole
+from bench.arguments import parsed, whole
 from bench.errors import UserError, cli
 from bench.exchange_ways import LEARNING_RATE, PERMUTES, Case, Sizes, Way, table_shards, tower_gradients
 from bench.files import write_text
@@ -303,7 +303,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--iterations", type=count, default=10, help="steps a repeat (default %(default)s)")
     parser.add_argument("--seed", type=whole(0), default=0, help="of weights and ids (default %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
-    return parser.parse_args(argv)
+    return parsed(parser, argv)
 
 
 def main() -> int:

@@ -32,7 +32,7 @@ from tqdm import tqdm
 import baselines
 from baselines.spec import ModelSpec
 from bench import checkpoint, complexity, evaluate, record
-from bench.arguments import cores, name, positive, share, whole
+from bench.arguments import cores, name, parsed, positive, share, whole
 from bench.batch import one_id_a_bag, tables
 from bench.data.reader import DataSet, open_dataset
 from bench.errors import UserError, cli
@@ -42,6 +42,10 @@ from bench.together import ALONE, of_all
 from dmt import Topology
 
 TIMEOUT_S = 600  # for which ranks wait for each other: the first one computes the metrics of all rows alone
+
+
+class NoMemory(Exception):
+    """A rank has not enough memory for the model; all ranks know it."""
 
 
 class Diverged(ArithmeticError):
@@ -75,36 +79,35 @@ def train(
     progress = replace(start)
     rows, steps = data.rows("train"), math.ceil(data.rows("train") / args.batch_size)
     learn.model.train()
-    bar = tqdm(
+    with tqdm(
         total=rows,
         initial=progress.rows,
         desc=f"train {args.model}",
         unit="row",
         unit_scale=True,
         disable=not ranks.first,
-    )
-    started = time.perf_counter()
-    part = (ranks.rank, ranks.size)
-    for batch in data.batches("train", args.batch_size, seed=args.seed, start_step=progress.step, part=part):
-        size = min(args.batch_size, rows - progress.rows)  # of all ranks
-        rate = learning_rate(progress.step, steps, args.learning_rate, args.warmup)
-        try:
-            loss = learn(batch.dense, one_id_a_bag(data.sparse_names, batch.sparse), batch.label, rate)
-        except NotFiniteLoss as error:
-            last = progress.rows + size - 1
-            where = f"step {progress.step} of {steps}, training rows {progress.rows} to {last}"
-            raise Diverged(f"{error} at {where}") from None
+    ) as bar:
+        started = time.perf_counter()
+        part = (ranks.rank, ranks.size)
+        for batch in data.batches("train", args.batch_size, seed=args.seed, start_step=progress.step, part=part):
+            size = min(args.batch_size, rows - progress.rows)  # of all ranks
+            rate = learning_rate(progress.step, steps, args.learning_rate, args.warmup)
+            try:
+                loss = learn(batch.dense, one_id_a_bag(data.sparse_names, batch.sparse), batch.label, rate)
+            except NotFiniteLoss as error:
+                last = progress.rows + size - 1
+                where = f"step {progress.step} of {steps}, training rows {progress.rows} to {last}"
+                raise Diverged(f"{error} at {where}") from None
 
-        progress.step += 1
-        progress.rows += size
-        progress.loss_sum += loss * size
-        progress.seconds = start.seconds + time.perf_counter() - started
-        bar.update(size)
-        if progress.step % 20 == 0 or progress.step == steps:
-            bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
-        if args.checkpoint and progress.step % args.checkpoint_every == 0:
-            checkpoint.save(args.checkpoint, identity, asdict(progress), learn.state_dict())
-    bar.close()
+            progress.step += 1
+            progress.rows += size
+            progress.loss_sum += loss * size
+            progress.seconds = start.seconds + time.perf_counter() - started
+            bar.update(size)
+            if progress.step % 20 == 0 or progress.step == steps:
+                bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
+            if args.checkpoint and progress.step % args.checkpoint_every == 0:
+                checkpoint.save(args.checkpoint, identity, asdict(progress), learn.state_dict())
     progress.seconds = max(of_all(progress.seconds))
     return progress
 
@@ -115,7 +118,8 @@ def begin(
     """The model ready to learn, at its initial weights or at those of args.checkpoint where there is one that fits.
 
     Raises:
-        MemoryError: a rank has not enough memory for the tables; on all ranks.
+        NoMemory: a rank cannot build the model; on all ranks.
+        MemoryError, RuntimeError: no room for what comes after, on this rank.
         UserError: a model that cannot be on these ranks.
     """
 
@@ -135,13 +139,16 @@ def begin(
         learn.settle(data.sparse_names, len(data.dense_names))
         return learn
 
-    learn = new()
+    learn, stored, damage = new(), None, None
     try:
         stored = checkpoint.load(args.checkpoint, identity, learn.state_dict()) if args.checkpoint else None
     except checkpoint.Damaged as error:
+        damage = str(error)
+    if damage:
         if ranks.first:
-            print(f"{error}: starting anew", file=sys.stderr)
-        learn, stored = new(), None  # the one before may be half filled
+            print(f"{damage}: starting anew", file=sys.stderr)
+        del learn  # it may be half filled, and there may be no room for two
+        learn = new()
     if stored is None:
         return learn, Progress()
     progress = Progress(**stored)
@@ -153,7 +160,7 @@ def begin(
 
 
 def _with_memory(make: Callable[[], nn.Module]) -> nn.Module:
-    """make() on every rank. Raises MemoryError on all where one has not enough memory."""
+    """make() on every rank. Raises NoMemory on all where one has not enough."""
     made, reason = None, None
     try:
         made = make()
@@ -163,7 +170,7 @@ def _with_memory(make: Callable[[], nn.Module]) -> nn.Module:
             raise
     for said in of_all(reason):
         if said is not None:
-            raise MemoryError(said)
+            raise NoMemory(said)
     return made
 
 
@@ -183,9 +190,6 @@ def attempt(
     """
     try:
         learn, start = begin(spec, data, args, identity, ranks, topology)
-    except MemoryError as error:
-        return "oom", _out_of_memory(error), None
-    try:
         progress = train(learn, data, args, identity, start, ranks)
         scores = {}
         for split in ("validation", "test"):
@@ -193,6 +197,8 @@ def attempt(
             scores[split] = predicted and evaluate.metrics(*predicted)
     except (Diverged, evaluate.NotFinite) as error:
         return "diverged", str(error), None
+    except NoMemory as error:
+        return "oom", str(error), None
     except (MemoryError, RuntimeError) as error:
         reason = _out_of_memory(error)
         if reason is None or ranks.size > 1:  # the others are at work: this ends them, and there is no record
@@ -214,7 +220,7 @@ def run(args: argparse.Namespace, ranks: Ranks = ALONE) -> dict | None:
         UserError: a data set, model, sizes or ranks that cannot be, or an output that cannot be written.
     """
     started = datetime.datetime.now(datetime.UTC)
-    _check_places(args)
+    _check_places(args, ranks)
     torch.set_num_threads(max(1, args.threads // ranks.ranks_per_host))
     data = open_dataset(args.data)
     try:
@@ -236,6 +242,7 @@ def run(args: argparse.Namespace, ranks: Ranks = ALONE) -> dict | None:
         "versions": record.versions(),
         "cpu": record.hardware()["cpu"],
     }
+    _check_agreement(identity)
     together = topology if dist.is_initialized() else None
     status, reason, accuracy = attempt(spec, data, args, identity, ranks, together)
     if not ranks.first:
@@ -275,8 +282,20 @@ def _topology(ranks: Ranks, ranks_per_host: int | None, towers: int | None) -> T
     return topology
 
 
-def _check_places(args: argparse.Namespace) -> None:
+def _check_agreement(identity: dict) -> None:
+    """Raise UserError where ranks would train on different data, or with different code."""
+    shared = {key: value for key, value in identity.items() if key not in ("cpu", "threads")}
+    of_ranks = of_all(shared)
+    for rank, other in enumerate(of_ranks):
+        for key, value in other.items():
+            if value != of_ranks[0][key]:
+                raise UserError(f"rank {rank} has another {key.replace('_', ' ')} than rank 0: give all ranks the same")
+
+
+def _check_places(args: argparse.Namespace, ranks: Ranks) -> None:
     """Find out before training, not after it, that a result could not be written."""
+    if args.checkpoint and ranks.device.type != "cpu":
+        raise UserError("--checkpoint: what the tables' optimizer remembers on GPUs is not stored yet; leave it out")
     if Path(args.out).suffix != ".json":
         raise UserError(f"--out {args.out}: name a .json file (that is what bench.gather looks for)")
     for path in (Path(place) for place in (args.out, args.checkpoint) if place):
@@ -318,7 +337,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         type=whole(1),
         help="ranks of a host in the model's layout; several hosts may stand on one machine (default: a machine's)",
     )
-    return parser.parse_args(argv)
+    return parsed(parser, argv)
 
 
 def main() -> int:

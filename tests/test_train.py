@@ -12,7 +12,7 @@ import time
 import pytest
 import torch
 
-from bench import checkpoint, record, train
+from bench import checkpoint, record, step, train
 from bench.errors import UserError
 
 SIZES = ["--embedding-dim", "4", "--bottom", "8", "--over", "8", "--small-over", "8", "--batch-size", "256"]
@@ -185,12 +185,12 @@ def test_a_broken_checkpoint_starts_anew(data, tmp_path, capsys):
     whole = train_here(data, tmp_path / "a.json", *more)
     kept = tmp_path / "kept"
     shutil.copytree(store, kept)
-    (step,) = kept.iterdir()
-    for name in [entry.name for entry in step.iterdir()]:
+    (last,) = kept.iterdir()
+    for name in [entry.name for entry in last.iterdir()]:
         for share in (0, 0.5):
             shutil.rmtree(store)
             shutil.copytree(kept, store)
-            damaged = store / step.name / name
+            damaged = store / last.name / name
             damaged.write_bytes(damaged.read_bytes()[: int(share * damaged.stat().st_size)])
             capsys.readouterr()
             assert scores(train_here(data, tmp_path / "b.json", *more)) == scores(whole)
@@ -227,12 +227,16 @@ def test_out_of_memory_is_a_result(data, tmp_path, monkeypatch, fault):
     assert result["status"] == "oom" and result["accuracy"] is None and result["reason"]
 
 
-def test_tables_too_large_for_the_memory_are_a_result(data, tmp_path, monkeypatch):
+@pytest.mark.parametrize("owner, function", [(train, "tables"), (step, "use_adam_tables"), (checkpoint, "load")])
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")]
+)
+def test_tables_too_large_for_the_memory_are_a_result(data, tmp_path, monkeypatch, owner, function, error):
     def fail(*_):
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+        raise error
 
-    monkeypatch.setattr(train, "tables", fail)
-    result = train_here(data, tmp_path / "a.json", "--model", "dlrm")
+    monkeypatch.setattr(owner, function, fail)
+    result = train_here(data, tmp_path / "a.json", "--model", "dlrm", "--checkpoint", str(tmp_path / "run"))
     assert result["status"] == "oom" and result["accuracy"] is None
 
 
