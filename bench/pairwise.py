@@ -10,6 +10,9 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+from torch.profiler import record_function
+
+from bench.breakdown import WAIT
 
 
 class Works:
@@ -19,8 +22,9 @@ class Works:
         self._works = works
 
     def wait(self) -> bool:
-        for work in self._works:
-            work.wait()
+        with record_function(WAIT):
+            for work in self._works:
+                work.wait()
         return True
 
 
