@@ -178,7 +178,7 @@ def good(fact: dict, iterations: int) -> bool:
 def compare(args: argparse.Namespace, ranks: Ranks) -> int:
     """Measure every kind at every size; rank 0 reports. The exit code."""
     topology = check(args, ranks.size, ranks.ranks_per_host)
-    groups = create_groups(topology, dist.get_backend())
+    groups = create_groups(topology)
     of_kind = {"inside": groups.host, "peer": groups.peers}
     facts = []
     if ranks.first:

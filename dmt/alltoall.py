@@ -20,7 +20,7 @@ class AllToAll(Awaitable[torch.Tensor]):
         send_sizes, receive_sizes: numbers for and from each rank of the group.
         group: a group of one rank sends nothing.
         codec: number format on the wire, forward and backward; None: as they are.
-        divide_gradient: with the mean over ranks as the loss, the number of ranks that the exchange joins.
+        divide_gradient: what the gradient is divided by when it has come back.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class _Send(torch.autograd.Function):
         exchange = ctx.exchange
         gradient = exchange._land()
         if exchange._divide_gradient != 1:
-            received = exchange._group.size() > 1  # else it is autograd's own tensor
+            received = exchange._group.size() > 1  # else it is autograd's own tensor, which others may read
             divide = gradient.div_ if received else gradient.div
             gradient = divide(exchange._divide_gradient)
         return gradient, None
@@ -131,12 +131,17 @@ def _packing(config: QCommsConfig | None) -> list[tuple[QuantizedCommCodec | Non
     if config is None:
         return [(None, 1), (None, 1)]
     codecs = get_qcomm_codecs(config)
-    return [(codecs.forward, _row(config.forward_precision)), (codecs.backward, _row(config.backward_precision))]
+    precisions = config.forward_precision, config.backward_precision
+    return [
+        (codec, _row(codec, kind)) for codec, kind in zip((codecs.forward, codecs.backward), precisions, strict=True)
+    ]
 
 
-def _row(precision: CommType) -> int:
+def _row(codec: QuantizedCommCodec, precision: CommType) -> int:
     """Numbers that share a scale on the wire: parts are padded to a whole number of such rows."""
-    return 32 if precision in (CommType.INT8, CommType.MX4) else 1
+    if precision not in (CommType.FP8, CommType.INT8, CommType.MX4):
+        return 1
+    return max(1, codec.create_context().row_dim)  # fp8 without rows says -1
 
 
 def _whole_rows(size: int, row: int) -> int:

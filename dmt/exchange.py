@@ -76,7 +76,7 @@ class TowerExchange:
         self.divide_at_peers = len(self.peers) if modules_learn else 1
 
     def permute_indices(self, features: KeyedJaggedTensor, batch_G: list[int]) -> KeyedJaggedTensor:
-        """Step c before step b: ids of each feature, from rank order to peer order."""
+        """Step c before step b: each feature's bags, sum of B_g of them, from rank order to peer order."""
         keys, samples = len(features.keys()), sum(batch_G)
         if keys == 0 or samples == 0:
             return features
@@ -98,6 +98,9 @@ class TowerExchange:
 
         Of tables in rows the blocks hold partial sums, which step e adds up: together a ReduceScatter, with the same
         bytes, for batches of any size.
+
+        The loss is the mean over G ranks, each with its own samples, and a table's gradient sums over all of them: it
+        is divided by G, of which f's way back may have done a part. set_gradient_division(False) leaves that sum.
         """
         samples_M = [sum(batch_G[g] for g in self.topology.peers_of(m)) for m in self.tower]
         place = self.tower.index(self.rank)

@@ -72,6 +72,15 @@ class DCNTower(nn.Module):
         skip = features == 1 and embedding_dim == tower_dim
         self.linear = nn.Identity() if skip else nn.Linear(self.in_features, tower_dim)
 
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew, as at the start."""
+        for kernel in (*self.cross.W_kernels, *self.cross.V_kernels):
+            nn.init.xavier_normal_(kernel)
+        for bias in self.cross.bias:
+            nn.init.zeros_(bias)
+        if isinstance(self.linear, nn.Linear):
+            self.linear.reset_parameters()
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, F_t * N) -> (B, D)."""
         return self.linear(self.cross(x))

@@ -1,6 +1,7 @@
 """Sharding plans that keep each tower on its own ranks, by TorchRec's planner."""
 
 import copy
+import dataclasses
 import math
 from typing import Any
 
@@ -65,20 +66,26 @@ def sharding_plan(
         KernelConfig(compute_device=device.type, generalized_comms_bandwidths=BasicCommsBandwidths(inside, inside)),
     )
     planner.setdefault("storage_reservation", FixedPercentageStorageReservation(percentage=0.15))
-    planner["constraints"] = _without_empty_shards(model, topology) | (planner.get("constraints") or {})
+    planner["constraints"] = _without_empty_shards(model, topology, planner.get("constraints") or {})
     made = EmbeddingShardingPlanner(machines, partitioner=InSlots(topology), **planner)
     if dist.is_initialized() and topology.ranks > 1:
         return made.collective_plan(model, sharders, dist.GroupMember.WORLD)
     return made.plan(model, sharders)
 
 
-def _without_empty_shards(model: nn.Module, topology: Topology) -> dict[str, ParameterConstraints]:
-    """Tables that have too few rows for the ranks of a slot are left whole or divided by columns."""
+def _without_empty_shards(
+    model: nn.Module, topology: Topology, constraints: dict[str, ParameterConstraints]
+) -> dict[str, ParameterConstraints]:
+    """Tables that have too few rows for the ranks of a slot are left whole or divided by columns, if not forbidden."""
     tables = [t for m in model.modules() if isinstance(m, TowerEmbedding) for t in m.embedding_bag_configs()]
-    ranks = topology.tower_ranks
-    # the planner gives ceil(rows / ranks) rows to each rank, as long as there are some
-    small = [table for table in tables if math.ceil(table.num_embeddings / ranks) * (ranks - 1) >= table.num_embeddings]
-    return {table.name: ParameterConstraints(sharding_types=list(BY_COLUMNS)) for table in small}
+    ranks, found = topology.tower_ranks, dict(constraints)
+    for table in tables:
+        given = constraints.get(table.name, ParameterConstraints())
+        # the planner gives ceil(rows / ranks) rows to each rank, as long as there are some
+        is_small = math.ceil(table.num_embeddings / ranks) * (ranks - 1) >= table.num_embeddings
+        if is_small and not given.sharding_types:
+            found[table.name] = dataclasses.replace(given, sharding_types=list(BY_COLUMNS))
+    return found
 
 
 class InSlots(Partitioner):
@@ -99,9 +106,13 @@ class InSlots(Partitioner):
                 places[id(module)] = slot_of_table(module, self._topology) if has_towers else {}
             slot = places[id(module)].get(option.name)
             by_slot.setdefault(slot, []).append(option)
-        for slot, options in by_slot.items():
-            machines = storage_constraint if slot is None else self._of_slot(storage_constraint, slot)
-            self._greedy.partition(options, machines)
+        left = copy.copy(storage_constraint)  # what each partition leaves to the next one
+        left._devices = copy.deepcopy(storage_constraint.devices)
+        for slot in sorted(by_slot, key=lambda slot: (slot is None, slot)):  # those without a choice of hosts first
+            self._greedy.partition(by_slot[slot], left if slot is None else self._of_slot(left, slot))
+            for shard in (shard for option in by_slot[slot] for shard in option.shards):
+                left.devices[shard.rank].storage -= shard.storage
+                left.devices[shard.rank].perf += shard.perf
         return proposal
 
     def _of_slot(self, machines: Machines, slot: int) -> Machines:

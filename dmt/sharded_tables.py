@@ -55,7 +55,8 @@ class ShardedTables(ShardedEmbeddingBagCollection):
 
     def lookup(self, features: list[KeyedJaggedTensor], samples: int) -> torch.Tensor:
         """(samples, W): the columns' part, then the rows' part."""
-        parts = [lookup(kjt).view(samples, -1) for lookup, kjt in zip(self._lookups, features, strict=True)]
+        parts = [lookup(kjt) for lookup, kjt in zip(self._lookups, features, strict=True)]
+        parts = [part if part.dim() == 2 else part.view(samples, 0) for part in parts]  # (0,) of a rank without tables
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def columns(self, tower: list[int], names: list[str]) -> Columns:
@@ -160,11 +161,6 @@ class _RowsFeaturesDist(BaseSparseFeaturesDist[KeyedJaggedTensor]):
         is_mean = torch.tensor(self._means, device=lengths.device).unsqueeze(1)
         per_bag = torch.where(is_mean, 1 / lengths.clamp(min=1), 1.0)
         weights = per_bag.flatten().repeat_interleave(lengths.flatten())
-        given = features.weights_or_none()
         return KeyedJaggedTensor(
-            features.keys(),
-            features.values(),
-            weights if given is None else weights * given,
-            features.lengths(),
-            stride=features.stride(),
+            features.keys(), features.values(), weights, features.lengths(), stride=features.stride()
         )

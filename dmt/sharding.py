@@ -32,10 +32,14 @@ class TowerEmbeddingSharder(BaseEmbeddingSharder[TowerEmbedding]):
 
     Args:
         topology: the ranks, hosts and hosts a tower to run on.
-        fused_params: of the tables' fused optimizer, as for TorchRec's EmbeddingBagCollectionSharder.
+        fused_params: of the tables' fused optimizer, as for TorchRec's EmbeddingBagCollectionSharder; ids out of range
+            are fatal unless they say otherwise (TorchRec would look them up as 0).
         inside, peer: number formats of the exchange inside a tower and of that between peers; None: as they are.
         permute: step c. "none": indices arrive in peer order, so that nothing is left to permute (the paper's process
             group in peer order); "indices": c before b; "embeddings": c after b, the paper's order.
+
+    Raises:
+        ValueError: no such permute.
     """
 
     def __init__(
@@ -48,7 +52,6 @@ class TowerEmbeddingSharder(BaseEmbeddingSharder[TowerEmbedding]):
     ) -> None:
         if permute not in ("none", "indices", "embeddings"):
             raise ValueError(f"permute is {permute!r}: it can be 'none', 'indices' or 'embeddings'")
-        # An id that is out of range would otherwise be looked up as 0.
         super().__init__({"bounds_check_mode": BoundsCheckMode.FATAL} | (fused_params or {}))
         self.topology, self.inside, self.peer, self.permute = topology, inside, peer, permute
         self._groups: Groups | None = None
@@ -71,7 +74,7 @@ class TowerEmbeddingSharder(BaseEmbeddingSharder[TowerEmbedding]):
             raise ValueError(f"the topology is for {self.topology.ranks} ranks, and there are {env.world_size}")
         check_plan(module, params, self.topology)
         if self._groups is None:
-            self._groups = create_groups(self.topology, dist.get_backend(env.process_group))
+            self._groups = create_groups(self.topology, env.process_group)
         return ShardedTowerEmbedding(self, module, params, env, self._groups, device, module_fqn)
 
     def shardable_parameters(self, module: TowerEmbedding) -> dict[str, nn.Parameter]:
@@ -145,6 +148,7 @@ class ShardedTowerEmbedding(
         topology, rank = sharder.topology, env.rank
         self._permute = sharder.permute
         self._configs = module.embedding_bag_configs()
+        self._is_weighted = module.embedding_bag_collection.is_weighted()
         stagger = topology.slots if sharder.permute == "none" else 1
         collection, fused_params = module.embedding_bag_collection, sharder.fused_params
         self.embedding_bag_collection = ShardedTables(
@@ -187,13 +191,17 @@ class ShardedTowerEmbedding(
     def input_dist(
         self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor
     ) -> Awaitable[Awaitable[KJTList]]:
-        """Step a, feature distribution: the global AlltoAll of indices.
+        """Step a, feature distribution: the global AlltoAll of indices. With permute "none" they arrive in peer order.
 
         Raises:
             ValueError: an id that its table does not have, or a batch size that differs by feature.
         """
         if features.variable_stride_per_key():
             raise ValueError("features of one batch have different numbers of samples: towers need one number for all")
+        if not self._is_weighted and features.weights_or_none() is not None:  # TorchRec would apply them
+            features = KeyedJaggedTensor(
+                features.keys(), features.values(), lengths=features.lengths(), stride=features.stride()
+            )
         if features.device().type == "cpu":  # elsewhere FBGEMM's own check does it, without waiting for the device
             check_ids(features, self._configs)
         return self.embedding_bag_collection.input_dist(ctx, features)
@@ -212,9 +220,14 @@ class ShardedTowerEmbedding(
             output = exchange.permute(output, batch_G)  # c
         blocks = exchange.inner_exchange(output, batch_G).wait()  # d
         tower_inputs = exchange.local_shuffle(blocks, batch_G)  # e
-        tower_outputs = self._synchronized[0](tower_inputs)
+        tower_outputs = self.tower_modules(tower_inputs)  # figure 8; without them SPTT alone, figure 7
         embeddings = exchange.peer_exchange(tower_outputs, batch_G)  # f
         return EmbeddingBagCollectionAwaitable([embeddings], self.out_length_per_key, self.out_keys)
+
+    @property
+    def tower_modules(self) -> nn.Module:
+        """Those of this rank's slot, with gradients averaged over its ranks: (P, I) -> (P, O)."""
+        return self._synchronized[0]
 
     @property
     def fused_optimizer(self) -> KeyedOptimizer:
@@ -263,23 +276,42 @@ def _synchronized(towers: _Towers, group: dist.ProcessGroup, device: torch.devic
     has samples of its S peers, and step f's way back divides by S; the average over the M ranks of the slot then makes
     the sum over all G = M * S ranks, divided by G.
     """
-    device = device or torch.device("cpu")
-    for module in towers.modules():
-        if any(parameter.is_meta for parameter in module.parameters(recurse=False)):
-            module.to_empty(device=device, recurse=False)
-            module.reset_parameters()
-    towers.to(device)
-    if group.size() == 1 or not _learns(towers):
+    _leave_meta(towers, "towers", device or torch.device("cpu"))
+    towers.to(device or torch.device("cpu"))
+    if group.size() == 1:
+        return [towers]
+    if not _learns(towers):  # nobody synchronises these later
+        for tensor in (*towers.parameters(), *towers.buffers()):
+            dist.broadcast(tensor.detach(), group=group, group_src=0)
         return [towers]
     return [
         DistributedDataParallel(
             towers,
-            device_ids=None if device.type == "cpu" else [device],
+            device_ids=None if device is None or device.type == "cpu" else [device],
             process_group=group,
             forward_sync_buffers=False,
             gradient_as_bucket_view=True,
         )
     ]
+
+
+def _leave_meta(module: nn.Module, name: str, device: torch.device) -> None:
+    """Allocate and initialise what is on the meta device, by the outermost reset_parameters around it.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not any(parameter.is_meta for parameter in module.parameters()):
+        return
+    if hasattr(module, "reset_parameters"):
+        module.to_empty(device=device)
+        module.reset_parameters()
+        return
+    if any(parameter.is_meta for parameter in module.parameters(recurse=False)):
+        kind = type(module).__name__
+        raise ValueError(f"{name} ({kind}) is on the meta device, and nothing around it has reset_parameters")
+    for child_name, child in module.named_children():
+        _leave_meta(child, f"{name}.{child_name}", device)
 
 
 def _learns(towers: nn.Module) -> bool:

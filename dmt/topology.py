@@ -104,7 +104,7 @@ class Topology:
             ValueError: fewer towers than slots (some hosts would hold no tower).
         """
         if towers < self.slots:
-            fits = self.hosts // towers if self.hosts % towers == 0 else None
+            fits = self.hosts // towers if towers and self.hosts % towers == 0 else None
             advice = f"{fits} hosts a tower" if fits else f"a number of hosts that {towers} divides"
             raise ValueError(
                 f"{towers} towers do not fill {self.hosts} hosts at {self.hosts_per_tower} a tower: use {advice}, "
@@ -122,11 +122,16 @@ class Groups:
     peers: dist.ProcessGroup
 
 
-def create_groups(topology: Topology, backend: str | None = None) -> Groups:
-    """Every rank calls this, at the same point: process groups are made by all ranks together."""
+def create_groups(topology: Topology, like: dist.ProcessGroup | None = None) -> Groups:
+    """The groups of this rank, with the backend and the timeout of `like` (None: of the default group).
+
+    Every rank calls this, at the same point: process groups are made by all ranks together.
+    """
+    like = like or dist.group.WORLD
+    backend, timeout = dist.get_backend(like), like._get_backend(like._device_types[0]).options._timeout
 
     def mine(partition: list[list[int]]) -> dist.ProcessGroup:
-        return dist.new_subgroups_by_enumeration(partition, backend=backend)[0]
+        return dist.new_subgroups_by_enumeration(partition, timeout, backend)[0]
 
     def all_groups(of) -> list[list[int]]:
         return sorted({tuple(of(rank)) for rank in range(topology.ranks)})

@@ -26,18 +26,22 @@ def towerize(model: nn.Module, partition: Sequence[Sequence[int]], topology: Top
         ValueError: no EmbeddingBagCollection, or several (then towerize the submodule that holds one), a partition at
             fault, or fewer towers than the topology has places for.
     """
-    found = [name for name, module in model.named_modules() if type(module) is EmbeddingBagCollection]
+    found: dict[EmbeddingBagCollection, list[str]] = {}  # the same one may be known under several names
+    for name, module in model.named_modules(remove_duplicate=False):
+        if type(module) is EmbeddingBagCollection:
+            found.setdefault(module, []).append(name)
     if len(found) != 1:
-        what = f"{len(found)} ({', '.join(found)})" if found else "none"
+        what = f"{len(found)} ({', '.join(names[0] for names in found.values())})" if found else "none"
         raise ValueError(f"the model must hold one EmbeddingBagCollection and holds {what}: towerize a part of it")
-    collection = model.get_submodule(found[0])
+    ((collection, names),) = found.items()
     if topology is not None:
         topology.slot_of_tower(len(partition))
     towers = _in_towers(collection, partition)
-    if not found[0]:
+    if names == [""]:
         return towers
-    parent, _, name = found[0].rpartition(".")
-    setattr(model.get_submodule(parent), name, towers)
+    for full_name in names:
+        parent, _, name = full_name.rpartition(".")
+        setattr(model.get_submodule(parent), name, towers)
     return model
 
 

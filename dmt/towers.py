@@ -10,6 +10,7 @@ from itertools import accumulate
 import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor
+from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import get_embedding_names_by_table
 
 from dmt.modules import PassThrough
@@ -72,8 +73,8 @@ class TowerEmbedding(nn.Module):
             same tables has them; for pass-through towers alone.
 
     Raises:
-        ValueError: a partition at fault, as many modules as towers not given, a module of the wrong width, or
-            in_table_order with a tower that does not pass through.
+        ValueError: a partition at fault, as many modules as towers not given, a module of the wrong width,
+            in_table_order with a tower that does not pass through, or means of weighted ids (torch has none).
 
     Example (two features in one tower, one in the other)::
 
@@ -94,6 +95,9 @@ class TowerEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         check_partition(partition, len(tables))
+        means = [table.name for table in tables if is_weighted and table.pooling == PoolingType.MEAN]
+        if means:
+            raise ValueError(f"tables {', '.join(means)} take means, and ids are weighted: only sums can be weighted")
         self.partition: Partition = tuple(tuple(group) for group in partition)
         self.towers = nn.ModuleList(towers)
         if len(self.towers) != len(self.partition):

@@ -76,7 +76,7 @@ def layouts(rank, module, permute):
     watch(sharded.exchange, "permute", "c")
     watch(sharded.exchange, "inner_exchange", "d")
     watch(sharded.exchange, "local_shuffle", "e")
-    sharded._synchronized[0].register_forward_hook(lambda *call: held.update(module=call[2].flatten()[::N].tolist()))
+    sharded.tower_modules.register_forward_hook(lambda *call: held.update(module=call[2].flatten()[::N].tolist()))
     watch(sharded.exchange, "peer_exchange", "f")
     ids = KeyedJaggedTensor([f"f{f}" for f in range(4)], torch.tensor([rank] * 4), lengths=torch.ones(4).int())
     out = model(ids).values().flatten()[::N].tolist()
