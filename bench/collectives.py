@@ -199,10 +199,8 @@ def compare(args: argparse.Namespace, ranks: Ranks) -> int:
 
 
 def _head(topology: Topology, args: argparse.Namespace) -> None:
-    rate = link.bits_per_s()
-    where = f"links of {rate / 1e6:g} Mbit/s (emulated)" if rate else "no links of our own"
     print(
-        f"{topology.hosts} hosts x {topology.ranks_per_host} ranks, {dist.get_backend()}, {where}; "
+        f"{topology.hosts} hosts x {topology.ranks_per_host} ranks, {dist.get_backend()}, {link.description()}; "
         f"{args.warmup} calls to warm up, {args.iterations} timed"
     )
     print(

@@ -4,7 +4,8 @@
     torchrun --nproc-per-node 4 -m bench.exchange --ranks-per-host 2
 
 Hosts are logical, so that one machine can stand for several. All ways (bench.exchange_ways) run on the same ranks and
-the same batches, in turn, A B C A B C; a step is ids in, embeddings out, gradient back, tables updated. One line each:
+the same batches, in turn, A B C A B C; a step is ids in, embeddings out, gradient back, tables updated. gloo's AlltoAll
+is pairwise (bench.pairwise) for all. One line each:
 
     ms          of a step on the slowest rank: median of the repeats, smallest and largest
     / flat      median over the repeats of its time / the flat exchange's in the same repeat; / tc: the tower
@@ -31,13 +32,14 @@ import torch
 import torch.distributed as dist
 from torchrec import KeyedJaggedTensor
 
-from bench import record
+from bench import link, record
 from bench import traffic_formulas as formulas
 from bench.arguments import parsed, whole
 from bench.errors import UserError, cli
 from bench.exchange_ways import LEARNING_RATE, PERMUTES, Case, Sizes, Way, table_shards, tower_gradients
 from bench.files import write_text
 from bench.launch import on_ranks
+from bench.pairwise import pairwise_exchange
 from bench.quiet import quiet
 from bench.ranks import Ranks, joined
 from bench.traffic import Traffic
@@ -190,13 +192,10 @@ def checked(args: argparse.Namespace, case: Case, batch: Batch, rank: int) -> li
     return found
 
 
-def compare(args: argparse.Namespace, ranks: Ranks) -> int:
-    """Build, check, count and time every way; rank 0 reports. The exit code."""
-    topology, sizes = check(args, ranks.size)
-    case = Case(sizes, topology, ranks.device, args.seed)
-    batches = [Batch(draw_ids(sizes, ranks.rank, args.seed + i).to(ranks.device), sizes) for i in range(BATCHES)]
-    with quiet():
-        ways = checked(args, case, batches[0], ranks.rank)
+def timed(
+    args: argparse.Namespace, ways: list[tuple[Way, torch.Tensor, dict]], batches: list[Batch], ranks: Ranks
+) -> list[list[float]]:
+    """Milliseconds a step of each way, in each repeat."""
     times: list[list[float]] = [[] for _ in ways]
     for repeat in range(-1, args.repeats):  # the first warms up
         if ranks.first:
@@ -205,6 +204,18 @@ def compare(args: argparse.Namespace, ranks: Ranks) -> int:
             seconds = seconds_a_step(way, batches, gradient, args.iterations)
             if repeat >= 0:
                 of_way.append(seconds * 1e3)
+    return times
+
+
+def compare(args: argparse.Namespace, ranks: Ranks) -> int:
+    """Build, check, count and time every way; rank 0 reports. The exit code."""
+    topology, sizes = check(args, ranks.size)
+    case = Case(sizes, topology, ranks.device, args.seed)
+    batches = [Batch(draw_ids(sizes, ranks.rank, args.seed + i).to(ranks.device), sizes) for i in range(BATCHES)]
+    with pairwise_exchange():
+        with quiet():
+            ways = checked(args, case, batches[0], ranks.rank)
+        times = timed(args, ways, batches, ranks)
     facts = [fact for _, _, fact in ways]
     for fact, of_way in zip(facts, times, strict=True):
         fact["ms"] = of_way
@@ -224,8 +235,8 @@ def _good(fact: dict) -> bool:
 def _print(topology: Topology, sizes: Sizes, args: argparse.Namespace, facts: list[dict]) -> None:
     print(
         f"{topology.hosts} hosts x {topology.ranks_per_host} ranks, {sizes.features} features of {sizes.dim}, "
-        f"{sizes.rows} rows, local batch {sizes.local_batch}, {sizes.ids} ids a bag; {dist.get_backend()}; "
-        f"{args.repeats} repeats of {args.iterations} steps"
+        f"{sizes.rows} rows, local batch {sizes.local_batch}, {sizes.ids} ids a bag; {dist.get_backend()}, "
+        f"{link.description()}; {args.repeats} repeats of {args.iterations} steps"
     )
     print(
         f"{'way':26} {'ms (min..max)':>23} {'/ flat':>7} {'/ tc':>6}  {'MB a rank inside':>17} {'across':>14}  errors"
@@ -255,6 +266,7 @@ def _report(topology: Topology, sizes: Sizes, args: argparse.Namespace, facts: l
         "repeats": args.repeats,
         "iterations": args.iterations,
         "backend": dist.get_backend(),
+        "link_bits_per_s": link.bits_per_s(),
         "versions": record.versions(),
         "hardware": record.hardware(),
         "ways": facts,

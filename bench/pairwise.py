@@ -7,6 +7,7 @@ as it is here. The bytes are the same.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -15,16 +16,17 @@ from torch.profiler import record_function
 from bench.breakdown import WAIT
 
 
-class Works:
-    """Several transfers in flight, as one."""
+class Works(dist.Work):
+    """Several transfers in flight, as one. TorchRec waits for what is a Work and for nothing else."""
 
     def __init__(self, works: list[dist.Work]) -> None:
+        super().__init__()
         self._works = works
 
-    def wait(self) -> bool:
+    def wait(self, timeout: timedelta | None = None) -> bool:
         with record_function(WAIT):
             for work in self._works:
-                work.wait()
+                work.wait(*(() if timeout is None else (timeout,)))
         return True
 
 
