@@ -128,7 +128,8 @@ def create_groups(topology: Topology, like: dist.ProcessGroup | None = None) -> 
     Every rank calls this, at the same point: process groups are made by all ranks together.
     """
     like = like or dist.group.WORLD
-    backend, timeout = dist.get_backend(like), like._get_backend(like._device_types[0]).options._timeout
+    options = getattr(like._get_backend(like._device_types[0]), "options", None)
+    timeout, backend = getattr(options, "_timeout", None), dist.get_backend(like)
 
     def mine(partition: list[list[int]]) -> dist.ProcessGroup:
         return dist.new_subgroups_by_enumeration(partition, timeout, backend)[0]
