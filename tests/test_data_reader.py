@@ -3,16 +3,19 @@
 import hashlib
 import json
 import shutil
+from unittest import mock
 
 import made_up_rows
 import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bench.data import manifest, reader
 from bench.data.prepare import prepare
-from bench.data.reader import open_dataset
+from bench.data.reader import open_dataset, part_of
 from bench.errors import UserError
 
 ROWS = made_up_rows.lines(2500, seed=3)
@@ -28,6 +31,15 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def copy(folder, tmp_path):
     return shutil.copytree(folder, tmp_path / "copy")
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Threads on cores that others use wait for each other ten times longer than they copy small batches."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def whole(batches):
@@ -111,6 +123,45 @@ def test_start_at_any_step(folder, seed):
         for got, want in zip(rest, batches[start:], strict=True):
             assert torch.equal(got.sparse, want.sparse) and torch.equal(got.dense, want.dense)
             assert torch.equal(got.label, want.label)
+
+
+@given(rows=st.integers(0, 99), ranks=st.integers(1, 9))
+def test_parts_of_rows_lie_side_by_side_and_differ_by_at_most_one(rows, ranks):
+    parts = [part_of(rows, rank, ranks) for rank in range(ranks)]
+    assert [begin for begin, _ in parts] + [rows] == [0] + [end for _, end in parts]
+    sizes = [end - begin for begin, end in parts]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@settings(max_examples=60)
+@given(
+    group=st.sampled_from([1, 2, 8]),
+    seed=st.sampled_from([None, 3]),
+    ranks=st.sampled_from([2, 3, 5]),
+    start=st.sampled_from([0, 1, 4]),
+    batch_size=st.sampled_from([3, 17, 64, 130, 300, 301, 700, 1999]),
+)
+def test_parts_of_all_ranks_are_the_whole_batches(folder, one_thread, group, seed, ranks, start, batch_size):
+    """Batches lie inside shards of 300 rows and across the seams of several; the smallest leave ranks without rows."""
+    data = open_dataset(folder)
+    with mock.patch.object(reader, "GROUP_SHARDS", group):
+        want = list(data.batches("train", batch_size, seed=seed))
+        parts = [
+            list(data.batches("train", batch_size, seed=seed, start_step=start, part=(rank, ranks)))
+            for rank in range(ranks)
+        ]
+    together = []
+    for whole_batch, of_ranks in zip(want[start:], zip(*parts, strict=True), strict=True):
+        sizes = [len(batch.label) for batch in of_ranks]
+        assert max(sizes) - min(sizes) <= 1
+        for name in ("dense", "sparse", "label"):
+            found = [getattr(batch, name) for batch in of_ranks]
+            assert [len(tensor) for tensor in found] == sizes
+            assert torch.equal(torch.cat(found), getattr(whole_batch, name))
+        together += of_ranks
+    label, dense, sparse = made_up_rows.stored(folder, data.manifest, "train")
+    stored = torch.from_numpy(np.concatenate([label[:, None], dense, sparse], 1).astype(np.float32))
+    assert torch.equal(in_order(whole(want[:start] + together)), in_order(stored))
 
 
 def test_skipped_shards_are_not_read(copy):
