@@ -22,6 +22,7 @@ from pathlib import Path
 
 from bench.arguments import whole
 from bench.errors import UserError, cli
+from bench.files import check_place
 
 PROGRAMS = {
     "unshare": "util-linux",
@@ -105,6 +106,7 @@ def main() -> int:
         rate = bits_per_s(args.link)
     except ValueError as error:
         raise UserError(f"--link {error}") from None
+    check_place(args.json, "--json")
     inside = [sys.executable, "-m", "bench.cluster_hosts", str(args.hosts), str(args.ranks_per_host)]
     try:
         command = [*entrance(), *inside, str(rate)]

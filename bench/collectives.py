@@ -39,7 +39,7 @@ import torch.distributed as dist
 from bench import link, record
 from bench.arguments import parsed, whole
 from bench.errors import UserError, cli
-from bench.files import write_text
+from bench.files import check_place, write_text
 from bench.launch import on_ranks
 from bench.pairwise import pairwise_exchange
 from bench.ranks import Ranks, joined
@@ -245,6 +245,7 @@ def check(args: argparse.Namespace, ranks: int, ranks_per_host: int) -> Topology
     """
     if args.ranks not in (None, ranks):
         raise UserError(f"--ranks {args.ranks}: {ranks} ranks were started; leave --ranks out")
+    check_place(args.json, "--json")
     try:
         return Topology(ranks, args.ranks_per_host or ranks_per_host)
     except ValueError as error:
@@ -283,13 +284,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return parsed(parser, argv)
 
 
-def main() -> int:
+def main() -> int | None:
     args = parse()
     with joined() as ranks:
         if dist.is_initialized():
             return compare(args, ranks)
     check(args, args.ranks or 4, args.ranks or 4)
-    return on_ranks("bench.collectives", args.ranks or 4)
+    on_ranks("bench.collectives", args.ranks or 4)
 
 
 if __name__ == "__main__":

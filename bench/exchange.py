@@ -15,7 +15,8 @@ is pairwise (bench.pairwise) for all. One line each:
     errors      largest difference from one process with the whole batch, in parts of its largest number: embeddings,
                 tables after one step, gradient of the tower modules; no way may go beyond TOLERANCE
 
-Exits with 1 where bytes or numbers are not as they should be.
+Exits with 1 where bytes or numbers are not as they should be. With modules (CR) the tower collection copies once more
+each way: TorchRec hands a tower its embeddings in the order of the lookup, and SPTT's step e in the module's.
 """
 
 import argparse
@@ -37,13 +38,13 @@ from bench import traffic_formulas as formulas
 from bench.arguments import parsed, whole
 from bench.errors import UserError, cli
 from bench.exchange_ways import LEARNING_RATE, PERMUTES, Case, Sizes, Way, table_shards, tower_gradients
-from bench.files import write_text
+from bench.files import check_place, write_text
 from bench.launch import on_ranks
 from bench.pairwise import pairwise_exchange
 from bench.quiet import quiet
 from bench.ranks import Ranks, joined
 from bench.traffic import Traffic
-from dmt import Topology
+from dmt import Topology, naive_partition
 
 TOLERANCE = 1e-5  # sums of fp32 in another order
 BATCHES = 4  # that steps take in turn
@@ -289,6 +290,11 @@ def check(args: argparse.Namespace, ranks: int) -> tuple[Topology, Sizes]:
         raise UserError(f"--features {args.features}: {topology.hosts} hosts need a feature each, give as many")
     if args.dim % 4:
         raise UserError(f"--dim {args.dim}: FBGEMM takes multiples of 4")
+    for ratio in args.ratios:
+        for group in naive_partition(args.features, topology.hosts):
+            if len(group) * args.dim % ratio:
+                raise UserError(f"--ratios {ratio}: it does not divide the {len(group) * args.dim} numbers of a tower")
+    check_place(args.json, "--json")
     return topology, Sizes(args.features, args.dim, args.rows, args.local_batch, args.ids)
 
 
@@ -318,13 +324,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return parsed(parser, argv)
 
 
-def main() -> int:
+def main() -> int | None:
     args = parse()
     with joined() as ranks:
         if dist.is_initialized():
             return compare(args, ranks)
     check(args, args.ranks or 4)
-    return on_ranks("bench.exchange", args.ranks or 4)
+    on_ranks("bench.exchange", args.ranks or 4)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from bench.errors import UserError
+
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[BinaryIO]:
@@ -27,3 +29,17 @@ def write_text(path: str | Path, text: str) -> None:
     """Replace a text file; readers see the old one or the whole new one."""
     with replacing(path) as file:
         file.write(text.encode())
+
+
+def check_place(path: Path | None, option: str) -> None:
+    """Find out before the work, not after it, that a file could not be written.
+
+    Raises:
+        UserError: a folder stands there.
+        OSError: its folder cannot be made.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise UserError(f"{option} {path}: it is a folder, name a file")
+    path.parent.mkdir(parents=True, exist_ok=True)

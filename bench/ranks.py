@@ -90,6 +90,9 @@ def _environment() -> tuple[int, int, int, int]:
     """The values of NAMES. Those of Slurm are set under NAMES too: TorchRec reads them there."""
     found = {name: os.environ.get(name, "") for name in (*NAMES, "MASTER_ADDR", "MASTER_PORT")}
     if not found["WORLD_SIZE"]:
+        tasks = os.environ.get(SLURM[3], "")
+        if "," in tasks:
+            raise UserError(f"{SLURM[3]}={tasks}: every host must have the same number of ranks")
         slurm = zip(NAMES, SLURM, strict=True)
         found |= {name: os.environ.get(theirs, "").partition("(")[0] for name, theirs in slurm}  # 4(x2): 4 a node
     missing = [name for name, value in found.items() if not value]

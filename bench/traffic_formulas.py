@@ -1,6 +1,7 @@
 """What a rank must send in one iteration, forward and backward: the flat exchange, SPTT, TorchRec's tower collection.
 
-The formulas behind `Traffic`'s counts, exact for tables that are whole or cut by columns, for batches that differ by
+The formulas behind `Traffic`'s counts, exact for tables that are whole or cut by columns (in a flat exchange all of one
+kind, since TorchRec sends indices once a kind), for batches that differ by
 rank and bags of any size. Each gives bytes by part, so that a difference between two ways can be explained:
 
     splits      one int64 a tensor and receiver, and one more for the batch: how much will come
@@ -26,6 +27,7 @@ from bench.traffic import Sent, all_reduce_bytes, next_in_ring, sent
 from dmt import Topology
 
 Parts = dict[str, Sent]
+FP32 = INT32 = 4  # bytes: embeddings and gradients; lengths of bags (ids are int64)
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,6 @@ class Workload:
         ids: ids of each rank and feature, in all its bags together, G lists of F numbers.
         shards: of all tables.
         weighted: whether ids carry weights (fp32).
-        length_bytes: of a bag's length (TorchRec sends them as they are: int32 or int64); ids are int64.
-        forward_bytes, backward_bytes: of a number of an embedding and of its gradient on the wire.
     """
 
     topology: Topology
@@ -56,9 +56,6 @@ class Workload:
     ids: Sequence[Sequence[int]]
     shards: Sequence[Shard]
     weighted: bool = False
-    length_bytes: int = 4
-    forward_bytes: int = 4
-    backward_bytes: int = 4
 
     def features_on(self, rank: int) -> list[int]:
         """Features that a rank looks up, once for each shard that it holds."""
@@ -89,8 +86,8 @@ def flat(work: Workload, rank: int) -> Parts:
     everyone = range(work.topology.ranks)
     return {
         **_indices(work, rank, everyone, [rank], work.features_on),
-        "embeddings": _all_to_all(work, rank, everyone, lambda to: work.samples([to]) * _out(work, rank)),
-        "gradients": _all_to_all(work, rank, everyone, lambda to: work.samples([rank]) * _back(work, to)),
+        "embeddings": _all_to_all(work, rank, everyone, lambda to: work.samples([to]) * _held(work, rank)),
+        "gradients": _all_to_all(work, rank, everyone, lambda to: work.samples([rank]) * _held(work, to)),
     }
 
 
@@ -99,7 +96,7 @@ def sptt(work: Workload, rank: int, slot_outputs: Sequence[int] | None = None, m
 
     Args:
         slot_outputs: O of each slot, where tower modules make fewer numbers of a tower; None: it passes through.
-        module_bytes: of the parameters of this rank's tower modules.
+        module_bytes: of the parameters of this rank's tower modules, in one bucket of DistributedDataParallel.
     """
     everyone = range(work.topology.ranks)
     indices = _indices(work, rank, everyone, [rank], work.features_on)
@@ -130,12 +127,11 @@ def _two_steps(work: Workload, rank: int, slot_outputs: Sequence[int] | None) ->
         slot = of // topology.tower_ranks
         return work.columns(topology.tower_of(of)) if slot_outputs is None else slot_outputs[slot]
 
-    forward, backward = work.forward_bytes, work.backward_bytes
     return {
-        "embeddings inside": _all_to_all(work, rank, tower, lambda to: samples_of_peers(to) * _out(work, rank)),
-        "embeddings between": _all_to_all(work, rank, peers, lambda to: work.batches[to] * leaving(rank) * forward),
-        "gradients between": _all_to_all(work, rank, peers, lambda to: work.batches[rank] * leaving(to) * backward),
-        "gradients inside": _all_to_all(work, rank, tower, lambda to: samples_of_peers(rank) * _back(work, to)),
+        "embeddings inside": _all_to_all(work, rank, tower, lambda to: samples_of_peers(to) * _held(work, rank)),
+        "embeddings between": _all_to_all(work, rank, peers, lambda to: work.batches[to] * leaving(rank) * FP32),
+        "gradients between": _all_to_all(work, rank, peers, lambda to: work.batches[rank] * leaving(to) * FP32),
+        "gradients inside": _all_to_all(work, rank, tower, lambda to: samples_of_peers(rank) * _held(work, to)),
     }
 
 
@@ -151,7 +147,7 @@ def _indices(
 
     return {
         "splits": _all_to_all(work, rank, group, lambda to: 8 * (4 if work.weighted else 3)),
-        "lengths": _all_to_all(work, rank, group, lambda to: len(features(to)) * work.samples(of) * work.length_bytes),
+        "lengths": _all_to_all(work, rank, group, lambda to: len(features(to)) * work.samples(of) * INT32),
         "ids": _all_to_all(work, rank, group, lambda to: ids(to) * 8),
         "weights": _all_to_all(work, rank, group, lambda to: ids(to) * 4 if work.weighted else 0),
     }
@@ -167,11 +163,6 @@ def _all_to_all(work: Workload, rank: int, group: Iterable[int], bytes_to: Calla
     return sent(rank, {to: bytes_to(to) for to in group}, work.topology.ranks_per_host)
 
 
-def _out(work: Workload, rank: int) -> int:
-    """Bytes a sample of the embeddings that this rank looks up."""
-    return work.columns([rank]) * work.forward_bytes
-
-
-def _back(work: Workload, rank: int) -> int:
-    """Bytes a sample of the gradients that this rank waits for."""
-    return work.columns([rank]) * work.backward_bytes
+def _held(work: Workload, rank: int) -> int:
+    """Bytes a sample of the embeddings that this rank looks up, and of their gradients."""
+    return work.columns([rank]) * FP32

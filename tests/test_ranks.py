@@ -249,6 +249,10 @@ def test_one_process_is_one_rank_without_a_group(monkeypatch):
         ({"RANK": "first"}, "^RANK=first, WORLD_SIZE=4, .* is no rank of a job"),
         ({"LOCAL_WORLD_SIZE": "3"}, "LOCAL_WORLD_SIZE=3, .* is no rank of a job"),
         ({"MASTER_PORT": "http"}, "MASTER_PORT=http is no rank of a job"),
+        (
+            {"WORLD_SIZE": None, "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "2(x2),4"},
+            r"^SLURM_STEP_TASKS_PER_NODE=2\(x2\),4: every host must have the same number of ranks",
+        ),
         ({"WORLD_SIZE": None, "SLURM_STEP_NUM_TASKS": "2"}, "^RANK, LOCAL_RANK, LOCAL_WORLD_SIZE not set"),
     ],
 )

@@ -165,7 +165,7 @@ def counted(rank, way, weighted, case):
         model = tower_collection(tables, partition, towers)
     else:
         sharder = TowerEmbeddingSharder(topology)
-        model = TowerEmbedding(tables, partition, towers)
+        model = TowerEmbedding(tables, partition, towers, is_weighted=weighted)
     per_table = {
         name: table_wise(rank=ranks[0], compute_kernel="fused")
         if len(ranks) == 1
