@@ -90,3 +90,14 @@ def test_pass_through_gives_back_its_input():
     x = torch.randn(3, 8)
     (tower,) = pass_through_towers(((0, 1),), 4)
     assert tower(x) is x and tower.in_features == tower.out_features == 8 and not list(tower.parameters())
+
+
+def test_dcn_tower_draws_all_its_parameters_anew():
+    tower = DCNTower(2, 4, 3, layers=2, rank=2)
+    with torch.no_grad():
+        for parameter in tower.parameters():
+            parameter.fill_(torch.nan)
+    tower.reset_parameters()
+    for name, parameter in tower.named_parameters():
+        assert parameter.isfinite().all()
+        assert parameter.any() != name.startswith("cross.bias")  # these start at zero

@@ -1,8 +1,14 @@
+from datetime import timedelta
+
 import pytest
+import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from ranks import FOREVER, on_ranks
 
 from dmt import Topology
+from dmt.topology import create_groups
 
 
 @pytest.mark.parametrize(
@@ -26,6 +32,7 @@ def test_a_shape_that_cannot_be_is_refused_with_those_that_can(shape, reason):
     [
         (2, "2 towers do not fill 4 hosts at 1 a tower: use 2 hosts a tower, or at least 4 towers"),
         (3, "use a number of hosts that 3 divides, or at least 4 towers"),
+        (0, "0 towers do not fill 4 hosts at 1 a tower"),
     ],
 )
 def test_fewer_towers_than_places_are_refused(towers, reason):
@@ -97,3 +104,20 @@ def test_without_a_launcher_or_with_uneven_nodes_it_says_so(monkeypatch):
     monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", "8,4")
     with pytest.raises(ValueError, match="nodes have 8,4 tasks: give every node the same number"):
         Topology.from_environment()
+
+
+def timeouts(rank):
+    """Of the groups made like a group with a timeout of its own, and of those made like the default group."""
+    short = dist.new_group(timeout=timedelta(seconds=77))
+    found = []
+    for like in (short, None):
+        groups = create_groups(Topology(4, 1, 2), like)
+        cpu = [group._get_backend(torch.device("cpu")) for group in (groups.host, groups.tower, groups.peers)]
+        found.append([backend.options._timeout for backend in cpu])
+    return found
+
+
+def test_groups_have_the_timeout_of_the_group_they_are_made_like():
+    for like_short, like_default in on_ranks(4, timeouts):
+        assert like_short == [timedelta(seconds=77)] * 3
+        assert like_default == [FOREVER] * 3

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from small_towers import N, ids, partitions, tables
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec.modules.embedding_configs import PoolingType
 
 from dmt import DLRMTower, PassThrough, TowerEmbedding, check_partition, naive_partition, pass_through_towers
 
@@ -132,6 +133,14 @@ def test_modules_that_do_not_fit_are_refused():
         TowerEmbedding(tables(3), ((0, 1), (2,)), [PassThrough(2 * N)])
     with pytest.raises(ValueError, match=r"the module of tower 1 takes 8 .* embeddings of features \[2\] are 4"):
         TowerEmbedding(tables(3), ((0, 1), (2,)), [PassThrough(2 * N), DLRMTower(2, N, N, p=1, c=0)])
+
+
+def test_means_of_weighted_ids_are_refused():
+    of_means = tables(3)
+    of_means[1].pooling = PoolingType.MEAN
+    with pytest.raises(ValueError, match="tables t1 take means, and ids are weighted"):
+        TowerEmbedding(of_means, ((0, 1), (2,)), [PassThrough(2 * N), PassThrough(N)], is_weighted=True)
+    TowerEmbedding(of_means, ((0, 1), (2,)), [PassThrough(2 * N), PassThrough(N)])
 
 
 def test_tables_on_meta_allocate_nothing():

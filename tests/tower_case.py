@@ -45,6 +45,7 @@ class Case:
     permute: str = "none"
     seed: int = 0
     sharder: dict = field(default_factory=dict)  # further arguments of the sharder
+    fused: dict = field(default_factory=dict)  # further fused_params
 
 
 @st.composite
@@ -110,9 +111,8 @@ def build(case: Case) -> Model:
 def shard(case: Case, model: nn.Module) -> DistributedModelParallel:
     """The model on the ranks that run this, with the weights it has."""
     weights = copy.deepcopy(model.state_dict())
-    sharders = [
-        TowerEmbeddingSharder(Topology(*case.shape), {"learning_rate": RATE}, permute=case.permute, **case.sharder)
-    ]
+    fused = {"learning_rate": RATE} | case.fused
+    sharders = [TowerEmbeddingSharder(Topology(*case.shape), fused, permute=case.permute, **case.sharder)]
     constraints = {
         f"t{i}": ParameterConstraints(sharding_types=[kind], min_partition=4) for i, kind in enumerate(case.sharding)
     }
