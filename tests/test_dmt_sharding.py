@@ -38,6 +38,7 @@ from dmt import (
     sharding_plan,
     towerize,
 )
+from dmt.planning import InSlots
 from dmt.sharding import check_ids, check_plan
 
 MIXED = Case(  # 2 hosts of 2, three towers of different size, every kind of sharding, a feature of two tables
@@ -148,6 +149,20 @@ def test_other_tables_go_where_towers_leave_time():
     busy = {f"towers{i}": ParameterConstraints(pooling_factors=[500.0]) for i in (2, 3)}
     whole = {f"flat{i}": ParameterConstraints(sharding_types=["table_wise"]) for i in range(4)}
     assert flat_and_tower_tables(busy | whole, 10_000)["flat"] == [2 * 25_600_000] * 2 + [0, 0]
+
+
+def test_trying_a_plan_leaves_the_machines_as_they_are_for_the_next_try():
+    original, left = InSlots.partition, []
+
+    def partition(self, proposal, storage_constraint):
+        before = copy.deepcopy(storage_constraint.devices)
+        made = original(self, proposal, storage_constraint)
+        left.append(storage_constraint.devices == before)
+        return made
+
+    with mock.patch.object(InSlots, "partition", partition):
+        flat_and_tower_tables({}, 65)
+    assert left and all(left)
 
 
 def test_a_table_too_small_for_rows_on_each_rank_is_not_divided_by_rows_unless_its_user_says_so():
