@@ -39,7 +39,7 @@ class TowerEmbeddingSharder(BaseEmbeddingSharder[TowerEmbedding]):
             group in peer order); "indices": c before b; "embeddings": c after b, the paper's order.
 
     Raises:
-        ValueError: no such permute.
+        ValueError: no such permute, or a number format with an output_dtype.
     """
 
     def __init__(
@@ -52,6 +52,9 @@ class TowerEmbeddingSharder(BaseEmbeddingSharder[TowerEmbedding]):
     ) -> None:
         if permute not in ("none", "indices", "embeddings"):
             raise ValueError(f"permute is {permute!r}: it can be 'none', 'indices' or 'embeddings'")
+        for config in (inside, peer):
+            if config is not None and config.output_dtype is not None:
+                raise ValueError(f"output_dtype is {config.output_dtype}: towers compute in fp32, leave it out")
         super().__init__({"bounds_check_mode": BoundsCheckMode.FATAL} | (fused_params or {}))
         self.topology, self.inside, self.peer, self.permute = topology, inside, peer, permute
         self._groups: Groups | None = None
@@ -301,13 +304,17 @@ def _leave_meta(module: nn.Module, name: str, device: torch.device) -> None:
     Raises:
         ValueError: there is none.
     """
-    if not any(parameter.is_meta for parameter in module.parameters()):
+
+    def on_meta(recurse: bool) -> bool:
+        return any(tensor.is_meta for tensor in (*module.parameters(recurse), *module.buffers(recurse)))
+
+    if not on_meta(recurse=True):
         return
     if hasattr(module, "reset_parameters"):
         module.to_empty(device=device)
         module.reset_parameters()
         return
-    if any(parameter.is_meta for parameter in module.parameters(recurse=False)):
+    if on_meta(recurse=False):
         kind = type(module).__name__
         raise ValueError(f"{name} ({kind}) is on the meta device, and nothing around it has reset_parameters")
     for child_name, child in module.named_children():

@@ -101,10 +101,12 @@ class Topology:
         """The slot of each of `towers` towers: neighbours share one where there are more towers than slots.
 
         Raises:
-            ValueError: fewer towers than slots (some hosts would hold no tower).
+            ValueError: no tower, or fewer than slots (some hosts would hold no tower).
         """
+        if towers < 1:
+            raise ValueError(f"there must be at least one tower, not {towers}")
         if towers < self.slots:
-            fits = self.hosts // towers if towers and self.hosts % towers == 0 else None
+            fits = self.hosts // towers if self.hosts % towers == 0 else None
             advice = f"{fits} hosts a tower" if fits else f"a number of hosts that {towers} divides"
             raise ValueError(
                 f"{towers} towers do not fill {self.hosts} hosts at {self.hosts_per_tower} a tower: use {advice}, "

@@ -11,7 +11,7 @@ import small_towers
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from ranks import on_ranks
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
@@ -558,6 +558,29 @@ def test_a_model_on_meta_starts_equal_on_the_ranks_of_a_tower(kind, learns):
             assert parameter.any() != ("cross.bias" in name)  # those start at zero
 
 
+def with_buffers_on_meta(rank):
+    with torch.device("meta"):
+        modules = [nn.BatchNorm1d(8, affine=False) for _ in range(2)]
+    for module in modules:
+        module.in_features = module.out_features = 8
+    towers = TowerEmbedding(small_towers.tables(4), naive_partition(4, 2), modules)
+    sharders = [TowerEmbeddingSharder(Topology(4, 2))]
+    model = DistributedModelParallel(towers, plan=sharding_plan(towers, sharders), sharders=sharders)
+    model(small_towers.ids(4)).values()
+    return [buffer.is_meta for buffer in model.module.towers.buffers()]
+
+
+def test_buffers_on_meta_start_too():
+    assert on_ranks(4, with_buffers_on_meta) == [[False] * 3] * 4
+
+
+def test_a_number_format_with_another_output_is_refused():
+    config = QCommsConfig(CommType.FP16, output_dtype=SparseType.BF16)
+    for place in ("inside", "peer"):
+        with pytest.raises(ValueError, match="towers compute in fp32, leave it out"):
+            TowerEmbeddingSharder(Topology(4, 2), **{place: config})
+
+
 def test_a_module_on_meta_that_cannot_start_is_named():
     with pytest.raises(ValueError, match=r"towers.0 \(Odd\) is on the meta device, and nothing .* reset_parameters"):
         on_ranks(2, odd_from_meta)
@@ -646,7 +669,7 @@ def test_what_cannot_be_towerized_is_refused(model, topology, reason):
 
 
 def test_no_towers_at_all_are_refused():
-    with pytest.raises(ValueError, match="0 towers do not fill 2 hosts"):
+    with pytest.raises(ValueError, match="at least one tower, not 0"):
         towerize(dlrm(), (), Topology(4, 2))
 
 

@@ -32,7 +32,7 @@ def test_a_shape_that_cannot_be_is_refused_with_those_that_can(shape, reason):
     [
         (2, "2 towers do not fill 4 hosts at 1 a tower: use 2 hosts a tower, or at least 4 towers"),
         (3, "use a number of hosts that 3 divides, or at least 4 towers"),
-        (0, "0 towers do not fill 4 hosts at 1 a tower"),
+        (0, "there must be at least one tower, not 0"),
     ],
 )
 def test_fewer_towers_than_places_are_refused(towers, reason):
