@@ -32,6 +32,7 @@ def _adam_rows(ids, offsets, grad_BD, column, slot_R, weight_RN, m_RN, v_RN, ste
     total = np.empty((len(rows), dim), np.float32)
     used = 0
     for b in range(batch):
+        grad_N = grad_BD[b, column : column + dim]  # an index of column + n would not be vectorised
         for i in range(offsets[b], offsets[b + 1]):
             row = ids[i]
             slot = slot_R[row]
@@ -41,10 +42,10 @@ def _adam_rows(ids, offsets, grad_BD, column, slot_R, weight_RN, m_RN, v_RN, ste
                 rows[slot] = row
                 used += 1
                 for n in range(dim):
-                    total[slot, n] = grad_BD[b, column + n]
+                    total[slot, n] = grad_N[n]
             else:
                 for n in range(dim):
-                    total[slot, n] += grad_BD[b, column + n]
+                    total[slot, n] += grad_N[n]
     for slot in range(used):
         row = rows[slot]
         slot_R[row] = -1
