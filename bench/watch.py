@@ -64,6 +64,9 @@ class Watch:
         except (dist.DistError, OSError, EOFError) as error:
             raise UserError(f"rank {rank} of {size} lost rank 0 before all had come: see what rank 0 wrote") from error
         if "processes" not in word:
+            self.pipe.close()
+            if self.judge:  # which ends with this process: the others are to hear it first
+                self.judge.join(LINGER_S)
             raise UserError(word["text"])
         self.processes = word["processes"]
         self.thread = threading.Thread(target=self._listen, daemon=True, name="watch")
