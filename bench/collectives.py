@@ -36,13 +36,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from bench import link, record
+from bench import launch, link, record
 from bench.arguments import parsed, whole
-from bench.errors import UserError, cli
-from bench.files import check_place, write_text
-from bench.launch import on_ranks
+from bench.errors import cli
+from bench.files import write_text
 from bench.pairwise import pairwise_exchange
-from bench.ranks import Ranks, joined
+from bench.ranks import Ranks
 from bench.together import of_all
 from dmt import Topology
 from dmt.topology import create_groups
@@ -96,11 +95,8 @@ class Collective:
             place = torch.arange(count, dtype=torch.int32, device=device) % 1000
             sums = place * self.n + self.n * (self.n - 1) // 2
 
-            def reset() -> None:
-                values.copy_(place + me)
-
             def wrong() -> int:
-                reset()
+                values.copy_(place + me)
                 dist.all_reduce(values, group=group)
                 return int((values != sums).sum())
 
@@ -237,19 +233,13 @@ def _report(topology: Topology, args: argparse.Namespace, facts: list[dict]) -> 
     }
 
 
-def check(args: argparse.Namespace, ranks: int, ranks_per_host: int) -> Topology:
-    """The shape to run.
+def check(args: argparse.Namespace, ranks: int, ranks_per_host: int | None = None) -> Topology:
+    """The shape to run; ranks_per_host: of a machine, None: all on this one.
 
     Raises:
         UserError: one that cannot be.
     """
-    if args.ranks not in (None, ranks):
-        raise UserError(f"--ranks {args.ranks}: {ranks} ranks were started; leave --ranks out")
-    check_place(args.json, "--json")
-    try:
-        return Topology(ranks, args.ranks_per_host or ranks_per_host)
-    except ValueError as error:
-        raise UserError(f"--ranks-per-host {args.ranks_per_host}: {error}") from None
+    return launch.shape(args, ranks, args.ranks_per_host or ranks_per_host or ranks)
 
 
 def size(text: str) -> int:
@@ -285,12 +275,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> int | None:
-    args = parse()
-    with joined() as ranks:
-        if dist.is_initialized():
-            return compare(args, ranks)
-    check(args, args.ranks or 4, args.ranks or 4)
-    on_ranks("bench.collectives", args.ranks or 4)
+    return launch.run("bench.collectives", parse(), check, compare)
 
 
 if __name__ == "__main__":

@@ -33,16 +33,15 @@ import torch
 import torch.distributed as dist
 from torchrec import KeyedJaggedTensor
 
-from bench import link, record
+from bench import launch, link, record
 from bench import traffic_formulas as formulas
 from bench.arguments import parsed, whole
 from bench.errors import UserError, cli
 from bench.exchange_ways import LEARNING_RATE, PERMUTES, Case, Sizes, Way, table_shards, tower_gradients
-from bench.files import check_place, write_text
-from bench.launch import on_ranks
+from bench.files import write_text
 from bench.pairwise import pairwise_exchange
 from bench.quiet import quiet
-from bench.ranks import Ranks, joined
+from bench.ranks import Ranks
 from bench.traffic import Traffic
 from dmt import Topology, naive_partition
 
@@ -280,12 +279,7 @@ def check(args: argparse.Namespace, ranks: int) -> tuple[Topology, Sizes]:
     Raises:
         UserError: one that cannot be.
     """
-    if args.ranks not in (None, ranks):
-        raise UserError(f"--ranks {args.ranks}: {ranks} ranks were started; leave --ranks out")
-    try:
-        topology = Topology(ranks, args.ranks_per_host)
-    except ValueError as error:
-        raise UserError(f"--ranks-per-host {args.ranks_per_host}: {error}") from None
+    topology = launch.shape(args, ranks, args.ranks_per_host)
     if args.features < topology.hosts:
         raise UserError(f"--features {args.features}: {topology.hosts} hosts need a feature each, give as many")
     if args.dim % 4:
@@ -294,7 +288,6 @@ def check(args: argparse.Namespace, ranks: int) -> tuple[Topology, Sizes]:
         for group in naive_partition(args.features, topology.hosts):
             if len(group) * args.dim % ratio:
                 raise UserError(f"--ratios {ratio}: it does not divide the {len(group) * args.dim} numbers of a tower")
-    check_place(args.json, "--json")
     return topology, Sizes(args.features, args.dim, args.rows, args.local_batch, args.ids)
 
 
@@ -325,12 +318,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> int | None:
-    args = parse()
-    with joined() as ranks:
-        if dist.is_initialized():
-            return compare(args, ranks)
-    check(args, args.ranks or 4)
-    on_ranks("bench.exchange", args.ranks or 4)
+    return launch.run("bench.exchange", parse(), check, compare)
 
 
 if __name__ == "__main__":

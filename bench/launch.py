@@ -1,10 +1,42 @@
-"""Start a command of bench on ranks of this machine, for one that was not started as a rank itself."""
+"""Commands that run on ranks: their shape, and starting them on this machine where they were not started as ranks."""
 
+import argparse
 import os
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
+import torch.distributed as dist
+
 from bench.arguments import cores
+from bench.errors import UserError
+from bench.files import check_place
+from bench.ranks import Ranks, joined
+from dmt import Topology
+
+
+def run(module: str, args: argparse.Namespace, check: Callable, compare: Callable[[argparse.Namespace, Ranks], int]):
+    """compare(args, ranks) on the ranks there are; without any, check(args, ranks) and start args.ranks, or 4."""
+    with joined() as ranks:
+        if dist.is_initialized():
+            return compare(args, ranks)
+    check(args, args.ranks or 4)
+    on_ranks(module, args.ranks or 4)
+
+
+def shape(args: argparse.Namespace, ranks: int, ranks_per_host: int) -> Topology:
+    """The topology of `ranks` ranks; checks --ranks and --json too.
+
+    Raises:
+        UserError: one that cannot be.
+    """
+    if args.ranks not in (None, ranks):
+        raise UserError(f"--ranks {args.ranks}: {ranks} ranks were started; leave --ranks out")
+    check_place(args.json, "--json")
+    try:
+        return Topology(ranks, ranks_per_host)
+    except ValueError as error:
+        raise UserError(f"--ranks-per-host {ranks_per_host}: {error}") from None
 
 
 def on_ranks(module: str, ranks: int) -> NoReturn:
