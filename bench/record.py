@@ -83,7 +83,7 @@ def of_process(module: str, started: datetime.datetime, ranks_per_host: int | No
             "ranks": ranks,
             "ranks_per_host": ranks_per_host,
             "hosts": ranks // ranks_per_host,
-            "link": "none" if ranks == 1 else "loopback" if ranks == local else "network",
+            "link": "none" if ranks == 1 else _link(ranks == local),
         },
         "command": shlex.join([*launcher, "-m", module, *sys.argv[1:]]),
         "versions": versions(),
@@ -92,6 +92,12 @@ def of_process(module: str, started: datetime.datetime, ranks_per_host: int | No
         "started": started.isoformat(timespec="seconds"),
         "wall_s": round((datetime.datetime.now(datetime.UTC) - started).total_seconds(), 3),
     }
+
+
+def _link(one_machine: bool) -> str:
+    if os.environ.get("EMULATED_LINK"):  # of bench.cluster, also with one host
+        return "emulated"
+    return "loopback" if one_machine else "network"
 
 
 def versions() -> dict[str, str]:

@@ -165,3 +165,12 @@ def test_where_hosts_cannot_be_emulated_it_says_so_and_can_go_on(monkeypatch, ca
     stdout, stderr = capfd.readouterr()
     assert re.findall(r"^rank (\d) of 4, 4 a host", stdout, re.MULTILINE)
     assert "going on over loopback, unshaped" in stderr
+
+
+@needs_namespaces
+def test_a_record_says_that_its_link_is_emulated():
+    code = "import datetime; from bench import record; " + (
+        "print(record.of_process('x', datetime.datetime.now(datetime.UTC))['topology']['link'])"
+    )
+    status, stdout, _ = run(sys.executable, "-c", code)
+    assert status == 0 and stdout.replace("\n", "") == "emulated" * 4  # ranks share one output
