@@ -89,6 +89,19 @@ class ModelSpec:
         """Add one flag for each field but dense_features, which the data decide. Defaults are the paper's."""
         group = parser.add_argument_group("model")
         group.add_argument("--model", help=f"one of {', '.join(names())}")
+        ModelSpec.add_size_arguments(group)
+        group.add_argument("--towers", type=int, help="T (default: 1, or the groups of --partition)")
+        group.add_argument("--tower-dim", type=int, help="D (default: the paper's setting for the model and T)")
+        group.add_argument(
+            "--partition",
+            default="naive",
+            metavar="naive|FILE",
+            help="naive: feature i to tower i mod T; or a JSON file: a list of lists of feature indices",
+        )
+
+    @staticmethod
+    def add_size_arguments(group: argparse._ActionsContainer) -> None:
+        """Flags of the sizes that all models of a comparison share."""
         group.add_argument(
             "--embedding-dim", type=int, default=ModelSpec.embedding_dim, help="N (default: %(default)s)"
         )
@@ -113,14 +126,6 @@ class ModelSpec:
         ):
             flag = f"--{name.replace('_', '-')}"
             group.add_argument(flag, type=int, default=getattr(ModelSpec, name), help=f"{what} (default: %(default)s)")
-        group.add_argument("--towers", type=int, help="T (default: 1, or the groups of --partition)")
-        group.add_argument("--tower-dim", type=int, help="D (default: the paper's setting for the model and T)")
-        group.add_argument(
-            "--partition",
-            default="naive",
-            metavar="naive|FILE",
-            help="naive: feature i to tower i mod T; or a JSON file: a list of lists of feature indices",
-        )
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> "ModelSpec":

@@ -10,8 +10,9 @@
 They are the paper's four parts (figure 12) and add up to the iteration, since each moment counts once. Times are in
 microseconds, as in a trace.
 
-An operator that waits for a transfer does not compute meanwhile: bench.pairwise marks those waits (WAIT), and they are
-cut out. On CPUs operators are those of the thread that runs the iterations, and collectives gloo's, on any thread.
+On CPUs operators are those of the thread that runs the iterations, and collectives gloo's, on any thread. gloo's sends
+and receives say in a trace when they were asked for and when somebody waited for them, not when the bytes moved: of
+those of bench.pairwise only the wait (WAIT) counts, as exchange, and an operator that waits does not compute meanwhile.
 """
 
 from bisect import bisect_right
@@ -20,7 +21,7 @@ from dataclasses import dataclass, fields
 
 ITERATION = "iteration"  # the annotation around each
 WAIT = "wait for a transfer"
-EMBEDDING = ("all_to_all", "alltoall", "recv", "send", "reduce_scatter", "reducescatter", "all_gather", "allgather")
+EMBEDDING = (WAIT, "all_to_all", "alltoall", "sendrecv", "reduce_scatter", "reducescatter", "all_gather", "allgather")
 DENSE = ("all_reduce", "allreduce", "broadcast", "reduce")
 
 Interval = tuple[float, float]
@@ -109,14 +110,15 @@ def _kinds(spans: list[dict], thread: int) -> tuple[list[Interval], list[Interva
         collective = [event for event in kernels if "nccl" in event["name"].lower()]
         computing = merged(_interval(event) for event in kernels if "nccl" not in event["name"].lower())
     else:
-        collective = [e for e in spans if e.get("cat") == "user_annotation" and e["name"].startswith("gloo:")]
+        waits = [event for event in spans if _is(event, "user_annotation", WAIT)]
+        gloo = [e for e in spans if e.get("cat") == "user_annotation" and e["name"].startswith("gloo:")]
+        collective = [event for event in gloo if not _named(event, ("send", "recv"))] + waits
         operators = [
             _interval(e)
             for e in spans
             if e.get("cat") == "cpu_op" and e["tid"] == thread and not e["name"].startswith("c10d::")
         ]
-        waits = merged(_interval(event) for event in spans if _is(event, "user_annotation", WAIT))
-        computing = without(merged(operators), waits)
+        computing = without(merged(operators), merged(map(_interval, waits)))
     return (
         computing,
         merged(_interval(event) for event in collective if _named(event, EMBEDDING)),

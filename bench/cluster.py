@@ -24,12 +24,9 @@ from bench.arguments import whole
 from bench.errors import UserError, cli
 from bench.files import check_place
 
-PROGRAMS = {
-    "unshare": "util-linux",
-    "setpriv": "util-linux",
-    "ip": "iproute2",
-    "tc": "iproute2",
-}  # and Debian's package
+PROGRAMS = {"unshare": "util-linux", "setpriv": "util-linux", "ip": "iproute2", "tc": "iproute2"}  # of which package
+DEVICE = "eth0"  # a host's link, inside its namespace
+WANTED, GIVEN = Path("/run/link-rate-wanted"), Path("/run/link-rate-given")  # seen by the ranks of one cluster only
 PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"  # where ip and tc live, which a user's own path may lack
 NAMESPACES = ["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
 USER = ["--user", "--map-root-user"]  # in which one is root without being it

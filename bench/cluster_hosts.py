@@ -1,8 +1,8 @@
 """The hosts of an emulated cluster and the ranks on them; bench.cluster runs this as root of new namespaces.
 
-A switch (a bridge) joins the hosts. Each is a network namespace with ONE link, eth0, for all its ranks, shaped by a
+A switch (a bridge) joins the hosts. Each is a network namespace with ONE link for all its ranks, shaped by a
 token bucket at both ends: with a link a rank, gloo's pairs would load the links unevenly. TCP is reno, whose losses at
-the bucket are few. Nothing is removed at the end: it all vanishes with its last process.
+the bucket are few. The ranks may change the rate (bench.link). Nothing is removed at the end: it all vanishes with its last process.
 """
 
 import json
@@ -12,11 +12,12 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 from bench.arguments import cores
-from bench.cluster import LOOPBACK
+from bench.cluster import DEVICE, GIVEN, LOOPBACK, WANTED
 from bench.errors import UserError, cli
 from bench.files import write_text
 
@@ -42,13 +43,29 @@ def build(hosts: int, rate: int) -> None:
         name, port = f"host{host}", f"port{host}"
         _run(f"ip netns add {name}")
         _run(f"ip netns exec {name} sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv4.tcp_congestion_control=reno")
-        _run(f"ip link add {port} type veth peer name eth0 netns {name}")
+        _run(f"ip link add {port} type veth peer name {DEVICE} netns {name}")
         _run(f"ip link set {port} master switch up")
-        _run(f"ip -n {name} addr add {address(host)}/16 dev eth0")
-        for device in ("lo", "eth0"):
+        _run(f"ip -n {name} addr add {address(host)}/16 dev {DEVICE}")
+        for device in ("lo", DEVICE):
             _run(f"ip -n {name} link set {device} up")
-        _run(f"tc -n {name} qdisc add dev eth0 root tbf rate {rate}bit {' '.join(BUCKET)}")
-        _run(f"tc qdisc add dev {port} root tbf rate {rate}bit {' '.join(BUCKET)}")
+    shape("add", hosts, rate)
+
+
+def shape(action: str, hosts: int, rate: int) -> None:
+    """`add` or `change` the token buckets at both ends of every host's link."""
+    for host in range(hosts):
+        bucket = f"root tbf rate {rate}bit {' '.join(BUCKET)}"
+        _run(f"tc -n host{host} qdisc {action} dev {DEVICE} {bucket}")
+        _run(f"tc qdisc {action} dev port{host} {bucket}")
+
+
+def obey(hosts: int) -> None:
+    """Give the links the rate that a rank asked for with bench.link.set_rate, if one did."""
+    if WANTED.exists():
+        rate = WANTED.read_text()
+        WANTED.unlink()
+        shape("change", hosts, int(rate))
+        GIVEN.write_text(rate)
 
 
 def address(host: int) -> str:
@@ -60,7 +77,7 @@ def counters(hosts: int) -> list[dict[str, int]]:
     """Bytes that each host's link has sent and received, headers included."""
     found = []
     for host in range(hosts):
-        (link,) = json.loads(_run(f"ip -n host{host} -s -j link show dev eth0"))
+        (link,) = json.loads(_run(f"ip -n host{host} -s -j link show dev {DEVICE}"))
         found.append({"sent": link["stats64"]["tx"]["bytes"], "received": link["stats64"]["rx"]["bytes"]})
     return found
 
@@ -75,7 +92,7 @@ def start(command: list[str], hosts: int, ranks_per_host: int, rate: int | None)
         common |= local | {"GLOO_SOCKET_IFNAME": "lo"}
     else:
         local = {"LOCAL_WORLD_SIZE": str(ranks_per_host), "MASTER_ADDR": address(0), "MASTER_PORT": str(PORT)}
-        common |= local | {"GLOO_SOCKET_IFNAME": "eth0", "EMULATED_LINK": str(rate)}
+        common |= local | {"GLOO_SOCKET_IFNAME": DEVICE, "EMULATED_LINK": str(rate)}
     processes = []
     for rank in range(size):
         host, local_rank = divmod(rank, ranks_per_host)
@@ -85,7 +102,7 @@ def start(command: list[str], hosts: int, ranks_per_host: int, rate: int | None)
     return processes
 
 
-def wait(processes: list[subprocess.Popen]) -> int:
+def wait(processes: list[subprocess.Popen], meanwhile: Callable[[], None]) -> int:
     """Until all have ended; the exit code of the first that failed, 0 where none did. One failure ends them all."""
     code, deadline = 0, None
     while (running := [process for process in processes if process.poll() is None]) or code == 0:
@@ -97,6 +114,7 @@ def wait(processes: list[subprocess.Popen]) -> int:
         if deadline is not None and time.monotonic() > deadline:
             for process in running:
                 process.kill()
+        meanwhile()
         time.sleep(0.02)
     return code if code >= 0 else 128 - code
 
@@ -126,7 +144,7 @@ def main() -> int:
         build(hosts, rate)
     processes = start(command, hosts, ranks_per_host, rate)
     try:
-        code = wait(processes)
+        code = wait(processes, lambda: None if rate is None else obey(hosts))
     finally:
         for process in processes:
             process.kill()

@@ -48,7 +48,6 @@ from dmt.topology import create_groups
 
 KINDS = ("flat", "inside", "peer", "allreduce")
 MiB = 2**20
-HEADERS, TALK = 0.03, 65_536  # what a link may carry beyond the payload: a share, and bytes
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ def measure(
     call, wrong = collective.call(size, group, ranks.device)
     for _ in range(args.warmup):
         call()
-    links_before = _links(ranks)
+    links_before = link.sent_by_hosts(ranks.ranks_per_host)
     dist.barrier()
     started = time.perf_counter()
     for _ in range(args.iterations):
@@ -131,7 +130,7 @@ def measure(
     if ranks.device.type == "cuda":
         torch.cuda.synchronize()
     seconds = (time.perf_counter() - started) / args.iterations
-    links = _links(ranks)
+    links = link.sent_by_hosts(ranks.ranks_per_host)
     of_ranks = of_all(seconds)
     slowest, across = max(of_ranks), collective.across(size)
     fact = {
@@ -154,21 +153,11 @@ def measure(
     return fact
 
 
-def _links(ranks: Ranks) -> list[int] | None:
-    """Bytes that the link of each host has sent, when all ranks are here; None where the links are not ours."""
-    if link.bits_per_s() is None:
-        return None
-    dist.barrier()
-    of_ranks = of_all(link.sent_and_received()[0])
-    return of_ranks[:: ranks.ranks_per_host]
-
-
 def good(fact: dict, iterations: int) -> bool:
     """Whether all numbers arrived, and every link carried what it should."""
     if fact["wrong"]:
         return False
-    across, slack = fact["across_bytes"], TALK / iterations
-    return all(across <= sent <= across * (1 + HEADERS) + slack for sent in fact["link_bytes"] or ())
+    return all(link.agrees(sent, fact["across_bytes"], iterations) for sent in fact["link_bytes"] or ())
 
 
 def compare(args: argparse.Namespace, ranks: Ranks) -> int:

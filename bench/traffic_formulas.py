@@ -1,4 +1,5 @@
-"""What a rank must send in one iteration, forward and backward: the flat exchange, SPTT, TorchRec's tower collection.
+"""What a rank must send in one iteration, forward and backward: the flat exchange, TorchRec's hierarchical sharding,
+SPTT, TorchRec's tower collection, and the dense layers.
 
 The formulas behind `Traffic`'s counts, exact for tables that are whole or cut by columns (in a flat exchange all of one
 kind, since TorchRec sends indices once a kind), for batches that differ by
@@ -8,6 +9,7 @@ rank and bags of any size. Each gives bytes by part, so that a difference betwee
     lengths, ids, weights   the indices
     embeddings, gradients   of the one AlltoAll of a flat exchange; or `... inside` a tower and `... between` peers
     modules     the ring all_reduce of a tower module's gradients over the ranks of its tower
+    dense       the ring all_reduce of all else
 
 G ranks, L a host, K hosts a tower; B[r] samples of rank r, D[r] embedding columns that rank r holds, O[s] numbers a
 sample that leave slot s (= its columns, where towers pass through), e bytes a number:
@@ -27,7 +29,7 @@ from bench.traffic import Sent, all_reduce_bytes, next_in_ring, sent
 from dmt import Topology
 
 Parts = dict[str, Sent]
-FP32 = INT32 = 4  # bytes: embeddings and gradients; lengths of bags (ids are int64)
+FP32 = INT32 = 4  # bytes: dense gradients, embeddings as they are; lengths of bags (ids are int64)
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Workload:
         ids: ids of each rank and feature, in all its bags together, G lists of F numbers.
         shards: of all tables.
         weighted: whether ids carry weights (fp32).
+        number_bytes: e, of an embedding's or gradient's number on the wire.
     """
 
     topology: Topology
@@ -56,6 +59,7 @@ class Workload:
     ids: Sequence[Sequence[int]]
     shards: Sequence[Shard]
     weighted: bool = False
+    number_bytes: int = FP32
 
     def features_on(self, rank: int) -> list[int]:
         """Features that a rank looks up, once for each shard that it holds."""
@@ -103,6 +107,44 @@ def sptt(work: Workload, rank: int, slot_outputs: Sequence[int] | None = None, m
     return {**indices, **_two_steps(work, rank, slot_outputs), **_modules(work, rank, module_bytes)}
 
 
+def table_row_wise(work: Workload, rank: int) -> Parts:
+    """TorchRec's hierarchical sharding: every host's tables by rows over its L ranks, a shard of each on every one.
+
+    Ids go to the rank that has their row (a share of 1 / L of them: an expectation, exact to the chance of the draw),
+    sums of rows inside a host are a ring reduce_scatter (backward an all_gather), and go on between peers.
+    """
+    topology = work.topology
+    everyone, host, peers = range(topology.ranks), topology.host_of(rank), topology.peers_of(rank)
+    local = len(host)
+    moved = _indices(work, rank, everyone, [rank], work.features_on)
+    ids = [moved[part] for part in ("ids", "weights")]
+    moved |= {
+        part: Sent(of_part.inside // local, of_part.across // local)
+        for part, of_part in zip(("ids", "weights"), ids, strict=True)
+    }
+    held = work.columns([rank]) * work.number_bytes  # of each table on the host: its columns are on all ranks
+    of_host = work.samples(everyone) * held * (local - 1) // local
+    next_inside = sent(rank, {next_in_ring(rank, host): of_host}, topology.ranks_per_host)
+    return {
+        **moved,
+        "embeddings inside": next_inside,
+        "embeddings between": _all_to_all(work, rank, peers, lambda to: work.batches[to] * held),
+        "gradients between": _all_to_all(
+            work, rank, peers, lambda to: work.batches[rank] * work.columns([to]) * work.number_bytes
+        ),
+        "gradients inside": next_inside,
+    }
+
+
+def dense(work: Workload, rank: int, size: int) -> Parts:
+    """Gradients of `size` bytes that all ranks share, in one bucket of DistributedDataParallel."""
+    everyone = range(work.topology.ranks)
+    if len(everyone) == 1:
+        return {"dense": Sent()}
+    to = {next_in_ring(rank, everyone): all_reduce_bytes(size, len(everyone))}
+    return {"dense": sent(rank, to, work.topology.ranks_per_host)}
+
+
 def tower_collection(
     work: Workload, rank: int, slot_outputs: Sequence[int] | None = None, module_bytes: int = 0
 ) -> Parts:
@@ -117,7 +159,7 @@ def tower_collection(
 
 
 def _two_steps(work: Workload, rank: int, slot_outputs: Sequence[int] | None) -> Parts:
-    topology = work.topology
+    topology, e = work.topology, work.number_bytes
     tower, peers = topology.tower_of(rank), topology.peers_of(rank)
 
     def samples_of_peers(of: int) -> int:
@@ -129,8 +171,8 @@ def _two_steps(work: Workload, rank: int, slot_outputs: Sequence[int] | None) ->
 
     return {
         "embeddings inside": _all_to_all(work, rank, tower, lambda to: samples_of_peers(to) * _held(work, rank)),
-        "embeddings between": _all_to_all(work, rank, peers, lambda to: work.batches[to] * leaving(rank) * FP32),
-        "gradients between": _all_to_all(work, rank, peers, lambda to: work.batches[rank] * leaving(to) * FP32),
+        "embeddings between": _all_to_all(work, rank, peers, lambda to: work.batches[to] * leaving(rank) * e),
+        "gradients between": _all_to_all(work, rank, peers, lambda to: work.batches[rank] * leaving(to) * e),
         "gradients inside": _all_to_all(work, rank, tower, lambda to: samples_of_peers(rank) * _held(work, to)),
     }
 
@@ -165,4 +207,4 @@ def _all_to_all(work: Workload, rank: int, group: Iterable[int], bytes_to: Calla
 
 def _held(work: Workload, rank: int) -> int:
     """Bytes a sample of the embeddings that this rank looks up, and of their gradients."""
-    return work.columns([rank]) * FP32
+    return work.columns([rank]) * work.number_bytes

@@ -32,13 +32,14 @@ def test_a_cpu_trace_by_hand():
         event("user_annotation", WAIT, 70, 80),
         event("cpu_op", "aten::mm", 40, 60, thread=WORKER),  # of another thread
         event("user_annotation", "gloo:all_to_all", 20, 45, thread=WORKER),  # 30..45 exposed
-        event("user_annotation", "gloo:recv", 40, 50),  # 45..50 more
-        event("user_annotation", "gloo:send", 72, 78),  # all exposed: the operator waits
+        event("user_annotation", WAIT, 42, 50),  # 45..50 more
+        event("user_annotation", "gloo:recv", 42, 99),  # asked for at 42, waited for at 99: says nothing of its bytes
+        event("user_annotation", "gloo:send", 72, 99),
         event("user_annotation", "gloo:all_reduce", 48, 59, thread=WORKER),  # 50..59: before it embeddings went too
         event("user_annotation", "something else", 90, 95),
     ]
     (found,) = of_iterations(events)
-    assert found == Breakdown(compute=50, embedding=15 + 5 + 6, dense=9, others=100 - 50 - 26 - 9)
+    assert found == Breakdown(compute=50, embedding=15 + 5 + 10, dense=9, others=100 - 50 - 30 - 9)
     assert found.total == 100
 
 
@@ -90,7 +91,8 @@ def test_against_counting_moment_by_moment(seed):
     expected = {"compute": 0, "embedding": 0, "dense": 0, "others": 0}
     for moment in range(100):
         computing = covered("cpu_op", moment) and not covered(WAIT, moment)
-        exchanging, synchronising = covered("gloo:all_to_all", moment), covered("gloo:all_reduce", moment)
+        exchanging = covered("gloo:all_to_all", moment) or covered(WAIT, moment)
+        synchronising = covered("gloo:all_reduce", moment)
         first = [computing, exchanging, synchronising, True].index(True)
         expected[list(expected)[first]] += 1
     assert of_iterations(events) == [Breakdown(**expected)]

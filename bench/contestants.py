@@ -1,0 +1,352 @@
+"""What bench.throughput compares: a model of baselines/, how its tables are sharded, trained with TorchRec's pipeline.
+
+A contestant is written MODEL[-Dn][:SHARDING]: dlrm, dmt_dlrm-D4, dcn:table_row_wise, dmt_dcn:tower_collection. -Dn sets
+the width of the towers' vectors. Shardings:
+
+    planner           of flat models: TorchRec's planner, tables whole or by columns; where ranks outnumber tables, each
+                      table is cut by columns into as many parts as it takes
+    table_row_wise    of flat models: TorchRec's hierarchical sharding, a table's rows over the ranks of one host
+    towers            of tower models: dmt.TowerEmbeddingSharder, a tower a host
+    tower_collection  of tower models: TorchRec's EmbeddingTowerCollection with the same towers and modules
+
+All of them: TorchRec's TrainPipelineSparseDist (the next batch's indices travel while this one is computed), embeddings
+and their gradients as 16-bit numbers on the wire or as they are, FBGEMM's fused row-wise Adagrad for tables, Adam for
+all else, DistributedDataParallel for dense layers.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import nn
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor, KeyedTensor
+from torchrec.datasets.utils import Batch
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embedding_tower_sharding import EmbeddingTowerCollectionSharder
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
+from torchrec.distributed.model_parallel import DefaultDataParallelWrapper
+from torchrec.distributed.planner import EmbeddingShardingPlanner
+from torchrec.distributed.planner import types as planner
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingType
+from torchrec.modules.embedding_tower import EmbeddingTowerCollection
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+
+import baselines
+from baselines import ModelSpec
+from bench import tower_collection
+from bench import traffic_formulas as formulas
+from bench.batch import one_id_a_bag, tables
+from bench.quiet import quiet
+from bench.ranks import Ranks
+from dmt import Partition, Topology, TowerEmbedding, TowerEmbeddingSharder, sharding_plan
+
+SHARDINGS = {"flat": ("planner", "table_row_wise"), "towers": ("towers", "tower_collection")}
+FUSED = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.01, "eps": 1e-8}
+BATCHES = 4  # of random data, that iterations take in turn
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A model and how it is sharded."""
+
+    spec: ModelSpec
+    sharding: str
+    name: str
+
+    @property
+    def has_towers(self) -> bool:
+        return self.sharding in SHARDINGS["towers"]
+
+
+def parse(text: str, sizes: ModelSpec, towers: int) -> Contestant:
+    """A contestant as written, at these sizes, with a tower a host.
+
+    Raises:
+        ValueError: no such model or sharding, in one line.
+    """
+    match = re.fullmatch(r"([a-z0-9_]+?)(?:-D(\d+))?(?::([a-z_]+))?", text)
+    if match is None:
+        raise ValueError(f"{text!r} is no contestant: write MODEL[-Dn][:SHARDING], as in dmt_dlrm-D4:tower_collection")
+    model, tower_dim, sharding = match.groups()
+    baselines.spec.check_name(model)
+    kind = "towers" if model.startswith(("dmt_", "sptt_")) else "flat"
+    sharding = sharding or SHARDINGS[kind][0]
+    if sharding not in SHARDINGS[kind]:
+        raise ValueError(f"{text}: {model} can be sharded by {' or '.join(SHARDINGS[kind])}, not by {sharding}")
+    spec = replace(
+        sizes,
+        model=model,
+        towers=towers if kind == "towers" else 1,
+        tower_dim=int(tower_dim) if tower_dim else None,
+    )
+    return Contestant(spec, sharding, text)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What every contestant is fed: F tables of `rows` rows, `local_batch` samples a rank, random ids, one a bag."""
+
+    features: int
+    rows: int
+    local_batch: int
+    seed: int
+
+    @property
+    def names(self) -> list[str]:
+        return [f"f{i}" for i in range(self.features)]
+
+    def batches(self, rank: int, dense_features: int, device: torch.device) -> Iterator[Batch]:
+        """Without end; TorchRec keeps in a KeyedJaggedTensor what it has found out about it, so each is a new one."""
+        random = torch.Generator().manual_seed(self.seed * 1_000_003 + rank)
+        drawn = []
+        for _ in range(BATCHES):
+            dense = torch.rand(self.local_batch, dense_features, generator=random)
+            ids = torch.randint(self.rows, (self.local_batch, self.features), generator=random)
+            label = torch.randint(2, (self.local_batch,), generator=random).float()
+            drawn.append((dense.to(device), one_id_a_bag(self.names, ids).to(device), label.to(device)))
+        while True:
+            for dense, sparse, label in drawn:
+                new = KeyedJaggedTensor(
+                    sparse.keys(), sparse.values(), lengths=sparse.lengths(), stride=sparse.stride()
+                )
+                yield Batch(dense, new, label)
+
+
+@dataclass(frozen=True)
+class About:
+    """What sharding leaves unseen of a model.
+
+    partition, tower_dim, compression_ratio: as baselines/ has them.
+    tower_widths: numbers a sample out of each tower; module_bytes: of each tower module's parameters.
+    dense_bytes: of the parameters that all ranks share.
+    """
+
+    partition: Partition | None
+    tower_dim: int | None
+    compression_ratio: float
+    tower_widths: list[int]
+    module_bytes: list[int]
+    dense_bytes: int
+
+    @staticmethod
+    def of(model: nn.Module) -> "About":
+        modules = list(model.modules())
+        towers = next((list(module.towers) for module in modules if isinstance(module, TowerEmbedding)), [])
+        apart = [*towers, *(module for module in modules if isinstance(module, EmbeddingBagCollection))]
+        elsewhere = {id(parameter) for module in apart for parameter in module.parameters()}
+        return About(
+            model.partition,
+            model.tower_dim,
+            model.compression_ratio,
+            [tower.out_features for tower in towers],
+            [sum(parameter.nbytes for parameter in tower.parameters()) for tower in towers],
+            sum(parameter.nbytes for parameter in model.parameters() if id(parameter) not in elsewhere),
+        )
+
+
+class Trained(nn.Module):
+    """A model with its loss, as TorchRec's pipelines call it: batch -> (mean loss, (that loss, detached))."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, tuple[torch.Tensor]]:
+        logits = self.model(batch.dense_features, batch.sparse_features)
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
+        return loss, (loss.detach(),)
+
+
+class OverTowerCollection(nn.Module):
+    """Stands where a TowerEmbedding stood, with TorchRec's EmbeddingTowerCollection of the same tables and modules.
+
+    Its outputs come host by host and, inside a tower that passes through, in the order of the lookup: `settle` them
+    once the collection is sharded.
+    """
+
+    def __init__(self, towers: TowerEmbedding) -> None:
+        super().__init__()
+        self._configs = towers.embedding_bag_configs()
+        modules = list(towers.towers)
+        self.collection: EmbeddingTowerCollection = tower_collection.tower_collection(
+            self._configs, towers.partition, modules
+        )
+        self.keys: list[str] = []
+        self.widths: list[int] = []
+
+    def settle(self) -> None:
+        """Learn the order of the outputs; every rank calls this."""
+        found = tower_collection.output_keys(self.collection)
+        self.keys, self.widths = [key for key, _ in found], [width for _, width in found]
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Ids of all features -> KeyedTensor (B, sum of O_t)."""
+        return keyed(self.keys, self.widths, self.collection(features))
+
+    def embedding_bag_configs(self):
+        return self._configs
+
+
+def keyed(keys: list[str], widths: list[int], values: torch.Tensor) -> KeyedTensor:
+    return KeyedTensor(keys, widths, values)
+
+
+torch.fx.wrap("keyed")  # TorchRec's pipeline traces the model
+
+
+class _OnAnyDevice(EmbeddingBagCollectionSharder):
+    """TorchRec offers its planner no rows on CPUs, though they run there."""
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        return super().sharding_types("cuda")
+
+
+class Running:
+    """A contestant on the ranks, ready to iterate.
+
+    Args:
+        half: whether embeddings and their gradients are 16-bit numbers on the wire.
+        bucket_MiB: of gradients of dense layers, which DistributedDataParallel sends while it computes the next ones.
+
+    Raises:
+        ValueError: sizes or a topology that the model cannot have.
+        torchrec.distributed.planner.types.PlannerError: no plan fits.
+    """
+
+    def __init__(
+        self,
+        contestant: Contestant,
+        workload: Workload,
+        topology: Topology,
+        ranks: Ranks,
+        half: bool,
+        bucket_MiB: float,
+    ) -> None:
+        device = ranks.device
+        self.contestant, self.workload, self.topology, self.device = contestant, workload, topology, device
+        spec = contestant.spec
+        torch.manual_seed(workload.seed)
+        self.tables = tables(workload.names, [workload.rows] * workload.features, spec.embedding_dim)
+        meta = torch.device("meta")
+        model = baselines.build(spec, self.tables, tables_device=meta)
+        self.about = About.of(model)
+        self.formats = _formats(device) if half else None
+        self._data_parallel = DefaultDataParallelWrapper(bucket_cap_mb=bucket_MiB)
+        with quiet():
+            self.plan, self.model = self._sharded(Trained(model))
+        parameters = dict(in_backward_optimizer_filter(self.model.named_parameters()))
+        dense = KeyedOptimizerWrapper(parameters, lambda params: torch.optim.Adam(params, lr=1e-3, fused=True))
+        optimizer = CombinedOptimizer([self.model.fused_optimizer, dense])
+        self._pipeline = TrainPipelineSparseDist(self.model, optimizer, device)
+        self._batches = workload.batches(ranks.rank, spec.dense_features, device)
+
+    def parts(self, rank: int) -> formulas.Parts:
+        """Bytes that a rank sends in one iteration, by the formulas, by part."""
+        topology, workload, about = self.topology, self.workload, self.about
+        feature = {table.name: i for i, table in enumerate(self.tables)}
+        shards = [
+            formulas.Shard(feature[table], shard.shard_sizes[1], shard.placement.rank())
+            for module in self.plan.plan.values()
+            for table, sharding in module.items()
+            for shard in sharding.sharding_spec.shards
+        ]
+        number_bytes = 2 if self.formats else formulas.FP32
+        ids = [[workload.local_batch] * workload.features] * topology.ranks
+        batches = [workload.local_batch] * topology.ranks
+        work = formulas.Workload(topology, batches, ids, shards, number_bytes=number_bytes)
+        if not self.contestant.has_towers:
+            exchange = formulas.flat if self.contestant.sharding == "planner" else formulas.table_row_wise
+            return exchange(work, rank) | formulas.dense(work, rank, about.dense_bytes)
+        slot_of = {shard.feature: shard.rank // topology.tower_ranks for shard in shards}
+        outputs, modules = [0] * topology.slots, [0] * topology.slots
+        for group, width, size in zip(about.partition, about.tower_widths, about.module_bytes, strict=True):
+            outputs[slot_of[group[0]]] += width
+            modules[slot_of[group[0]]] += size
+        exchange = formulas.sptt if self.contestant.sharding == "towers" else formulas.tower_collection
+        exchanged = exchange(work, rank, outputs, modules[rank // topology.tower_ranks])
+        return exchanged | formulas.dense(work, rank, about.dense_bytes)
+
+    def __call__(self) -> torch.Tensor:
+        """One iteration: forward, backward, update. The loss before the update."""
+        (loss,) = self._pipeline.progress(self._batches)
+        return loss
+
+    def _sharded(self, model: Trained) -> tuple[ShardingPlan, DistributedModelParallel]:
+        make: dict[str, Callable[[], tuple[ModuleSharder, ShardingPlan]]] = {
+            "planner": lambda: self._flat(model, self._whole_or_cut()),
+            "table_row_wise": lambda: self._flat(model, ShardingType.TABLE_ROW_WISE),
+            "towers": lambda: self._towers(model),
+            "tower_collection": lambda: self._tower_collection(model),
+        }
+        sharder, plan = make[self.contestant.sharding]()
+        of_torchrec = self.contestant.sharding == "tower_collection"
+        with tower_collection.shardable(self.topology.ranks_per_host) if of_torchrec else nullcontext():
+            sharded = DistributedModelParallel(
+                model, device=self.device, plan=plan, sharders=[sharder], data_parallel_wrapper=self._data_parallel
+            )
+        for module in sharded.modules():
+            if isinstance(module, OverTowerCollection):
+                module.settle()
+        return plan, sharded
+
+    def _whole_or_cut(self) -> ShardingType:
+        return ShardingType.TABLE_WISE if self._cuts() == 1 else ShardingType.COLUMN_WISE
+
+    def _cuts(self) -> int:
+        """Parts of each table that ranks which outnumber tables ask for (the paper's column-wise factor)."""
+        return -(-self.topology.ranks // self.workload.features)
+
+    def _flat(self, model: Trained, kind: ShardingType) -> tuple[ModuleSharder, ShardingPlan]:
+        sharder = _OnAnyDevice(FUSED, qcomm_codecs_registry=self._registry())
+        return sharder, self._plan(model, sharder, kind)
+
+    def _towers(self, model: Trained) -> tuple[ModuleSharder, ShardingPlan]:
+        sharder = TowerEmbeddingSharder(self.topology, FUSED, inside=self.formats, peer=self.formats)
+        constraints = self._constraints(self._whole_or_cut())
+        batch = self.workload.local_batch
+        return sharder, sharding_plan(model, [sharder], self.device, batch_size=batch, constraints=constraints)
+
+    def _tower_collection(self, model: Trained) -> tuple[ModuleSharder, ShardingPlan]:
+        for parent in list(model.modules()):
+            for name, child in list(parent._modules.items()):
+                if isinstance(child, TowerEmbedding):
+                    setattr(parent, name, OverTowerCollection(child))
+        sharder = EmbeddingTowerCollectionSharder(FUSED, qcomm_codecs_registry=self._registry())
+        return sharder, self._plan(model, sharder, ShardingType.TABLE_COLUMN_WISE)
+
+    def _plan(self, model: Trained, sharder: ModuleSharder, kind: ShardingType) -> ShardingPlan:
+        """By TorchRec's planner, on all ranks."""
+        machines = planner.TopologyFactory.create_topology(
+            planner.TrainerConfig(world_size=self.topology.ranks, local_world_size=self.topology.ranks_per_host),
+            kernel_config=planner.KernelConfig(compute_device=self.device.type),
+        )
+        constraints = self._constraints(kind)
+        made = EmbeddingShardingPlanner(machines, self.workload.local_batch, constraints=constraints)
+        return made.collective_plan(model, [sharder], dist.group.WORLD)
+
+    def _constraints(self, kind: ShardingType) -> dict[str, planner.ParameterConstraints]:
+        dim = self.contestant.spec.embedding_dim
+        cut = kind == ShardingType.COLUMN_WISE
+        of_each = planner.ParameterConstraints(
+            sharding_types=[kind.value],
+            compute_kernels=[EmbeddingComputeKernel.FUSED.value],
+            min_partition=max(4, dim // self._cuts() // 4 * 4) if cut else dim,
+        )
+        return {table.name: of_each for table in self.tables}
+
+    def _registry(self):
+        return self.formats and get_qcomm_codecs_registry(self.formats, device=self.device)
+
+
+def _formats(device: torch.device) -> QCommsConfig:
+    """fp16 forward and bf16 backward, as large models are trained; gloo knows no bf16."""
+    backward = CommType.FP16 if device.type == "cpu" else CommType.BF16
+    return QCommsConfig(forward_precision=CommType.FP16, backward_precision=backward)
