@@ -1,8 +1,9 @@
 """The hosts of an emulated cluster and the ranks on them; bench.cluster runs this as root of new namespaces.
 
-A switch (a bridge) joins the hosts. Each is a network namespace with ONE link for all its ranks, shaped by a
-token bucket at both ends: with a link a rank, gloo's pairs would load the links unevenly. TCP is reno, whose losses at
-the bucket are few. The ranks may change the rate (bench.link). Nothing is removed at the end: it all vanishes with its last process.
+A switch (a bridge) joins the hosts. Each is a network namespace with ONE link for all its ranks, shaped by a token
+bucket at both ends: with a link a rank, gloo's pairs would load the links unevenly. TCP is reno, whose losses at the
+bucket are few. The ranks may change the rate (bench.link). Nothing is removed at the end: it all vanishes with its last
+process.
 """
 
 import json

@@ -26,7 +26,6 @@ import resource
 import statistics
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -229,7 +228,7 @@ def _take_turns(args: argparse.Namespace, shown: dict[Contestant, Turns | str], 
         _set_links(emulated, ranks)
 
     def profile(turns: Turns) -> None:
-        trace = args.traces and args.traces / f"{turns.running.contestant.name.replace(':', '-')}"
+        trace = args.traces and args.traces / turns.running.contestant.name.replace(":", "-")
         turns.breakdown = profiled.breakdown(
             turns.running, args.warmup, args.iterations, trace, args.trace_ranks, ranks
         )
@@ -301,6 +300,7 @@ def _throughput(args: argparse.Namespace, contestant: Contestant, turns: Turns, 
         "open_ms": turns.open_ms or None,
         "link_bits_per_s": rate,
         "dilation": link.dilation(),
+        "parts_of": None,
         "memory_MiB": {"max": max(memory), "mean": statistics.mean(memory)},
         "plan": {
             table: {"sharding_type": sharding.sharding_type, "ranks": list(sharding.ranks)}
@@ -408,7 +408,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--bucket-mib",
         type=positive,
         default=25,
-        help="dense gradients sent at once while the next are computed (default %(default)s, DistributedDataParallel's)",
+        help="of dense gradients, sent while the next are computed (default %(default)s, DistributedDataParallel's)",
     )
     parser.add_argument("--iterations", type=count, default=6, help="of a turn, with its warm-up (default %(default)s)")
     parser.add_argument("--warmup", type=whole(0), default=1, help="iterations not counted (default %(default)s)")
