@@ -1,11 +1,13 @@
 """Run a command on the ranks of an emulated cluster: hosts with one shaped link each, all on this machine.
 
-    python -m bench.cluster --hosts 4 --ranks-per-host 2 --link 200mbit -- python -m bench.exchange --ranks-per-host 2
+    python -m bench.cluster --hosts 4 --ranks-per-host 2 --link 200mbit -- python -m bench.collectives
+    python -m bench.cluster --hosts 8 --ranks-per-host 2 --link link.json -- python -m bench.throughput
 
 Each host is a Linux network namespace; its ranks talk to each other over its own loopback, unshaped, and to other hosts
-over its one link, which carries RATE in each direction (bench.cluster_hosts builds it). The command is started once a
-rank with torchrun's environment. When it has ended, the bytes that each link carried are printed; the exit code is that
-of the first rank that failed.
+over its one link, which carries RATE in each direction (bench.cluster_hosts builds it). The rate may be a file that
+bench.calibrate wrote: at a shape with other ranks than there it is scaled to a rank's share of this machine's cores.
+The command is started once a rank with torchrun's environment. When it has ended, the bytes that each link carried are
+printed; the exit code is that of the first rank that failed.
 
 Everything lives in namespaces of this run (processes, network, mounts), which the kernel removes with their last
 process: a killed run leaves nothing, and two clusters at once do not meet. Needs root, or user namespaces, and the
@@ -13,6 +15,7 @@ programs unshare, setpriv (util-linux), ip and tc (iproute2).
 """
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -50,6 +53,26 @@ def bits_per_s(text: str) -> int:
     return rate
 
 
+def read_rate(text: str, ranks: int) -> tuple[int | None, float]:
+    """Bits a second of --link for so many ranks, and the dilation: their number / that at which the rate was found.
+
+    None: a file of bench.calibrate that says that links cannot be emulated.
+
+    Raises:
+        ValueError: no rate, and no such file.
+    """
+    if not text.endswith(".json"):
+        return bits_per_s(text), 1.0
+    try:
+        found = json.loads(Path(text).read_text())
+        rate, dilation = found["bits_per_s"], ranks / found["topology"]["ranks"]
+        return (None if rate is None else round(rate / dilation)), dilation
+    except OSError as error:
+        raise ValueError(f"{text} cannot be read ({error.strerror}): `python -m bench.calibrate` writes it") from None
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{text} is not what `python -m bench.calibrate` writes: run that again") from None
+
+
 def entrance() -> list[str]:
     """The command that runs another one in new namespaces, as root there; dies with whoever started it.
 
@@ -82,7 +105,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--hosts", type=whole(1, 254), required=True, help="H")
     parser.add_argument("--ranks-per-host", type=whole(1, 64), required=True, help="L")
-    parser.add_argument("--link", required=True, metavar="RATE", help="of each host, each way: 200mbit, 1.5gbit")
+    parser.add_argument(
+        "--link",
+        required=True,
+        metavar="RATE",
+        help="of each host, each way: 200mbit, 1.5gbit, or bench.calibrate's file",
+    )
     parser.add_argument(
         "--or-loopback",
         action="store_true",
@@ -100,12 +128,14 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     args = parse()
     try:
-        rate = bits_per_s(args.link)
+        rate, dilation = read_rate(args.link, args.hosts * args.ranks_per_host)
     except ValueError as error:
         raise UserError(f"--link {error}") from None
     check_place(args.json, "--json")
     inside = [sys.executable, "-m", "bench.cluster_hosts", str(args.hosts), str(args.ranks_per_host)]
     try:
+        if rate is None:
+            raise UserError(f"{args.link} says that links cannot be emulated here")
         command = [*entrance(), *inside, str(rate)]
     except UserError as error:
         if not args.or_loopback:
@@ -115,6 +145,7 @@ def main() -> int:
     root = str(Path(__file__).resolve().parent.parent)  # where `-m bench` is found, whatever folder this is called from
     env = os.environ | {
         "PATH": PATH,
+        "EMULATED_DILATION": str(dilation),
         "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
     counters = str(args.json.resolve()) if args.json else ""

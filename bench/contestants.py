@@ -1,7 +1,8 @@
 """What bench.throughput compares: a model of baselines/, how its tables are sharded, trained with TorchRec's pipeline.
 
 A contestant is written MODEL[-Dn][:SHARDING]: dlrm, dmt_dlrm-D4, dcn:table_row_wise, dmt_dcn:tower_collection. -Dn sets
-the width of the towers' vectors. Shardings:
+the width of the towers' vectors. Contestants of the sharding `towers` can have bytes of each other (bench.mixture):
+dmt_dcn+embeddings=sptt_dcn+dense=sptt_dcn has the operations of DMT-DCN and sends as much as SPTT-DCN. Shardings:
 
     planner           of flat models: TorchRec's planner, tables whole or by columns; where ranks outnumber tables, each
                       table is cut by columns into as many parts as it takes
@@ -41,12 +42,13 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 import baselines
 from baselines import ModelSpec
-from bench import tower_collection
+from bench import mixture, tower_collection
 from bench import traffic_formulas as formulas
 from bench.batch import one_id_a_bag, tables
 from bench.quiet import quiet
 from bench.ranks import Ranks
 from dmt import Partition, Topology, TowerEmbedding, TowerEmbeddingSharder, sharding_plan
+from dmt.sharding import ShardedTowerEmbedding
 
 SHARDINGS = {"flat": ("planner", "table_row_wise"), "towers": ("towers", "tower_collection")}
 FUSED = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.01, "eps": 1e-8}
@@ -60,6 +62,14 @@ class Contestant:
     spec: ModelSpec
     sharding: str
     name: str
+    operations: str  # MODEL[-Dn][:SHARDING]; the other two name a contestant whose bytes it sends
+    embeddings: str
+    dense: str
+
+    @property
+    def is_mixture(self) -> bool:
+        """Whether it sends bytes of others."""
+        return self.name != self.operations
 
     @property
     def has_towers(self) -> bool:
@@ -72,10 +82,10 @@ def parse(text: str, sizes: ModelSpec, towers: int) -> Contestant:
     Raises:
         ValueError: no such model or sharding, in one line.
     """
-    match = re.fullmatch(r"([a-z0-9_]+?)(?:-D(\d+))?(?::([a-z_]+))?", text)
+    match = re.fullmatch(r"(([a-z0-9_]+?)(?:-D(\d+))?(?::([a-z_]+))?)(\+embeddings=[^+]+)?(\+dense=[^+]+)?", text)
     if match is None:
         raise ValueError(f"{text!r} is no contestant: write MODEL[-Dn][:SHARDING], as in dmt_dlrm-D4:tower_collection")
-    model, tower_dim, sharding = match.groups()
+    operations, model, tower_dim, sharding, *others = match.groups()
     baselines.spec.check_name(model)
     kind = "towers" if model.startswith(("dmt_", "sptt_")) else "flat"
     sharding = sharding or SHARDINGS[kind][0]
@@ -87,7 +97,10 @@ def parse(text: str, sizes: ModelSpec, towers: int) -> Contestant:
         towers=towers if kind == "towers" else 1,
         tower_dim=int(tower_dim) if tower_dim else None,
     )
-    return Contestant(spec, sharding, text)
+    if any(others) and sharding != "towers":
+        raise ValueError(f"{text}: only contestants of the sharding towers can have bytes of each other")
+    embeddings, dense = (other.partition("=")[2] if other else operations for other in others)
+    return Contestant(spec, sharding, text, operations, embeddings, dense)
 
 
 @dataclass(frozen=True)
@@ -215,6 +228,7 @@ class Running:
     Args:
         half: whether embeddings and their gradients are 16-bit numbers on the wire.
         bucket_MiB: of gradients of dense layers, which DistributedDataParallel sends while it computes the next ones.
+        shares: of its own bytes that it sends.
 
     Raises:
         ValueError: sizes or a topology that the model cannot have.
@@ -229,6 +243,7 @@ class Running:
         ranks: Ranks,
         half: bool,
         bucket_MiB: float,
+        shares: mixture.Shares,
     ) -> None:
         device = ranks.device
         self.contestant, self.workload, self.topology, self.device = contestant, workload, topology, device
@@ -242,6 +257,13 @@ class Running:
         self._data_parallel = DefaultDataParallelWrapper(bucket_cap_mb=bucket_MiB)
         with quiet():
             self.plan, self.model = self._sharded(Trained(model))
+        self._peers: dist.ProcessGroup | None = None
+        self.shares = shares
+        if shares.dense != 1:
+            mixture.share_dense(self.model, shares.dense)
+        if shares.embeddings != 1:
+            towers = next(m for m in self.model.modules() if isinstance(m, ShardedTowerEmbedding))
+            self._peers = towers.exchange.groups.peers
         parameters = dict(in_backward_optimizer_filter(self.model.named_parameters()))
         dense = KeyedOptimizerWrapper(parameters, lambda params: torch.optim.Adam(params, lr=1e-3, fused=True))
         optimizer = CombinedOptimizer([self.model.fused_optimizer, dense])
@@ -272,11 +294,14 @@ class Running:
             modules[slot_of[group[0]]] += size
         exchange = formulas.sptt if self.contestant.sharding == "towers" else formulas.tower_collection
         exchanged = exchange(work, rank, outputs, modules[rank // topology.tower_ranks])
-        return exchanged | formulas.dense(work, rank, about.dense_bytes)
+        for part in ("embeddings between", "gradients between"):
+            exchanged[part] = exchanged[part].times(self.shares.embeddings)
+        return exchanged | formulas.dense(work, rank, round(about.dense_bytes * self.shares.dense))
 
     def __call__(self) -> torch.Tensor:
         """One iteration: forward, backward, update. The loss before the update."""
-        (loss,) = self._pipeline.progress(self._batches)
+        with mixture.peers_exchange(self.shares.embeddings, self._peers) if self._peers else nullcontext():
+            (loss,) = self._pipeline.progress(self._batches)
         return loss
 
     def _sharded(self, model: Trained) -> tuple[ShardingPlan, DistributedModelParallel]:

@@ -15,9 +15,18 @@ from bench.ranks import Ranks, joined
 from dmt import Topology
 
 
-def run(module: str, args: argparse.Namespace, check: Callable, compare: Callable[[argparse.Namespace, Ranks], int]):
-    """compare(args, ranks) on the ranks there are; without any, check(args, ranks) and start args.ranks, or 4."""
-    with joined() as ranks:
+def run(
+    module: str,
+    args: argparse.Namespace,
+    check: Callable,
+    compare: Callable[[argparse.Namespace, Ranks], int],
+    timeout_s: float = 120,
+):
+    """compare(args, ranks) on the ranks there are; without any, check(args, ranks) and start args.ranks, or 4.
+
+    No rank waits longer than timeout_s for another.
+    """
+    with joined(timeout_s) as ranks:
         if dist.is_initialized():
             return compare(args, ranks)
     check(args, args.ranks or 4)

@@ -73,7 +73,10 @@ def of_process(module: str, started: datetime.datetime, ranks_per_host: int | No
     ranks, local = (int(os.environ.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     ranks_per_host = ranks_per_host or local
     launcher = ["python"]
-    if "WORLD_SIZE" in os.environ:
+    if rate := os.environ.get("EMULATED_LINK"):
+        launcher += ["-m", "bench.cluster", "--hosts", str(ranks // local), "--ranks-per-host", str(local), "--link"]
+        launcher += [f"{int(rate) / 1e6:g}mbit", "--", "python"]
+    elif "WORLD_SIZE" in os.environ:
         launcher = ["torchrun", *(["--nnodes", str(ranks // local)] if ranks > local else []), "--nproc-per-node"]
         launcher += [str(local)]
     return {

@@ -38,7 +38,8 @@ from bench import traffic_formulas as formulas
 from bench.arguments import parsed, positive, whole
 from bench.contestants import Contestant, Running, Workload
 from bench.errors import UserError, cli
-from bench.files import check_place, write_text
+from bench.files import write_text
+from bench.mixture import Shares
 from bench.pairwise import pairwise_exchange
 from bench.ranks import Ranks
 from bench.together import barrier, of_all
@@ -176,7 +177,8 @@ def compare(args: argparse.Namespace, ranks: Ranks) -> int:
     with pairwise_exchange():
         shown: dict[Contestant, Turns | str] = {}
         for contestant in chosen:
-            shown[contestant] = _begin(contestant, workload, topology, args, ranks)
+            shares = _shares(contestant, shown)
+            shown[contestant] = _begin(contestant, workload, topology, args, ranks, shares)
         _take_turns(args, shown, ranks)
     memory = of_all(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
     records = [_record(args, topology, contestant, turns, memory, started) for contestant, turns in shown.items()]
@@ -189,12 +191,37 @@ def compare(args: argparse.Namespace, ranks: Ranks) -> int:
     return 0
 
 
+def _shares(contestant: Contestant, shown: dict[Contestant, Turns | str]) -> Shares | None:
+    """How much of its own bytes it sends; None where a contestant that it has bytes of could not be built."""
+    if not contestant.is_mixture:
+        return Shares()
+    built = {other.name: turns for other, turns in shown.items() if isinstance(turns, Turns)}
+    own, embeddings, dense = (
+        built.get(name) for name in (contestant.operations, contestant.embeddings, contestant.dense)
+    )
+    if own is None or embeddings is None or dense is None:
+        return None
+
+    def between(turns: Turns) -> float:
+        return sum(turns.parts[part]["across"] for part in ("embeddings between", "gradients between"))
+
+    own_dense, other_dense = (turns.running.about.dense_bytes for turns in (own, dense))
+    return Shares(between(embeddings) / between(own), other_dense / own_dense)
+
+
 def _begin(
-    contestant: Contestant, workload: Workload, topology: Topology, args: argparse.Namespace, ranks: Ranks
+    contestant: Contestant,
+    workload: Workload,
+    topology: Topology,
+    args: argparse.Namespace,
+    ranks: Ranks,
+    shares: Shares | None,
 ) -> Turns | str:
     """Ready for its turns; or why it cannot be, which every rank finds by itself."""
+    if shares is None:
+        return "a contestant whose bytes it should have could not be built"
     try:
-        running = Running(contestant, workload, topology, ranks, args.wire == "half", args.bucket_mib)
+        running = Running(contestant, workload, topology, ranks, args.wire == "half", args.bucket_mib, shares)
     except (ValueError, PlannerError) as error:
         return str(error).partition("\n")[0]
     turns = Turns(running, ranks)
@@ -223,9 +250,9 @@ def _take_turns(args: argparse.Namespace, shown: dict[Contestant, Turns | str], 
     for repeat in range(args.repeats):
         everyone(f"repeat {repeat + 1} of {args.repeats}", lambda turns: turns.take(args.warmup, args.iterations))
     if emulated:
-        _set_links(link.OPEN, ranks)
+        set_links(link.OPEN, ranks)
         everyone("links open", lambda turns: turns.take(args.warmup, args.iterations, open_links=True))
-        _set_links(emulated, ranks)
+        set_links(emulated, ranks)
 
     def profile(turns: Turns) -> None:
         trace = args.traces and args.traces / turns.running.contestant.name.replace(":", "-")
@@ -237,7 +264,8 @@ def _take_turns(args: argparse.Namespace, shown: dict[Contestant, Turns | str], 
         everyone("breakdown", profile)
 
 
-def _set_links(rate: int, ranks: Ranks) -> None:
+def set_links(rate: int, ranks: Ranks) -> None:
+    """Give the cluster's links another rate, in bits a second. All ranks call it."""
     barrier()
     if ranks.first:
         link.set_rate(rate)
@@ -300,7 +328,9 @@ def _throughput(args: argparse.Namespace, contestant: Contestant, turns: Turns, 
         "open_ms": turns.open_ms or None,
         "link_bits_per_s": rate,
         "dilation": link.dilation(),
-        "parts_of": None,
+        "parts_of": {part: getattr(contestant, part) for part in ("operations", "embeddings", "dense")}
+        if contestant.is_mixture
+        else None,
         "memory_MiB": {"max": max(memory), "mean": statistics.mean(memory)},
         "plan": {
             table: {"sharding_type": sharding.sharding_type, "ranks": list(sharding.ranks)}
@@ -365,28 +395,45 @@ def check(args: argparse.Namespace, ranks: int, ranks_per_host: int | None = Non
         UserError: what cannot be.
     """
     topology = launch.shape(args, ranks, args.ranks_per_host or ranks_per_host or ranks)
+    chosen = checked_workload(args, topology, args.contestants)
+    before: list[str] = []
+    for contestant in chosen:
+        for other in (contestant.operations, contestant.embeddings, contestant.dense) if contestant.is_mixture else ():
+            if other not in before or ":" in other:
+                raise UserError(
+                    f"--contestants: {contestant.name} has parts of {other}: put that one, sharded as towers, before it"
+                )
+        before.append(contestant.name)
+    return topology, chosen
+
+
+def checked_workload(args: argparse.Namespace, topology: Topology, names: list[str]) -> list[Contestant]:
+    """The contestants of these names, at the sizes of add_workload_arguments.
+
+    Raises:
+        UserError: what cannot be.
+    """
     if args.iterations <= args.warmup:
         raise UserError(
             f"--iterations {args.iterations}: the first {args.warmup} warm up and are not counted (--warmup); give more"
         )
-    if ranks == 1:
+    if topology.ranks == 1:
         raise UserError("one rank has nobody to exchange with: give more (--ranks)")
     if args.features < topology.hosts:
         raise UserError(f"--features {args.features}: {topology.hosts} hosts need a feature each, give as many")
-    check_place(args.json, "--json")
     sizes = ("embedding_dim", "bottom", "over", "small_over", "cross_layers", "cross_rank")
     sizes += ("tower_cross_layers", "tower_cross_rank")
     if args.embedding_dim % 4:
         raise UserError(f"--embedding-dim {args.embedding_dim}: FBGEMM takes multiples of 4")
     spec = ModelSpec("none", **{name: getattr(args, name) for name in sizes})
     try:
-        chosen = [contestants.parse(text, spec, topology.hosts) for text in args.contestants]
+        chosen = [contestants.parse(text, spec, topology.hosts) for text in names]
     except ValueError as error:
         raise UserError(f"--contestants: {error}") from None
     twice = [contestant.name for contestant in chosen if chosen.count(contestant) > 1]
     if twice:
         raise UserError(f"--contestants: {twice[0]} is there twice")
-    return topology, chosen
+    return chosen
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -398,6 +445,19 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ranks", type=count, help="to start here (default 4); not where they are started already")
     parser.add_argument("--ranks-per-host", type=count, help="L, of logical hosts (default: a machine's)")
     parser.add_argument("--contestants", nargs="+", default=list(DEFAULT), metavar="MODEL[-Dn][:SHARDING]")
+    parser.add_argument("--repeats", type=count, default=3, help="turns of each (default %(default)s)")
+    parser.add_argument("--no-breakdown", action="store_true", help="no turn under the profiler")
+    parser.add_argument("--traces", type=Path, metavar="DIR", help="keep traces of the profiled turn, for Perfetto")
+    parser.add_argument("--trace-ranks", type=whole(0), nargs="+", default=[0], help="whose (default: 0)")
+    parser.add_argument("--study", help="name in the records (default: that of the folder of --json)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the records (bench/record.schema.json)")
+    add_workload_arguments(parser)
+    return parsed(parser, argv)
+
+
+def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
+    """What contestants train on, and how long a turn is."""
+    count = whole(1)
     parser.add_argument("--features", type=count, default=26, help="F, a table each (default %(default)s)")
     parser.add_argument("--rows", type=count, default=10_000, help="rows of a table (default %(default)s)")
     parser.add_argument("--local-batch", type=count, default=2048, help="samples a rank (default %(default)s)")
@@ -412,19 +472,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--iterations", type=count, default=6, help="of a turn, with its warm-up (default %(default)s)")
     parser.add_argument("--warmup", type=whole(0), default=1, help="iterations not counted (default %(default)s)")
-    parser.add_argument("--repeats", type=count, default=3, help="turns of each (default %(default)s)")
-    parser.add_argument("--no-breakdown", action="store_true", help="no turn under the profiler")
-    parser.add_argument("--traces", type=Path, metavar="DIR", help="keep traces of the profiled turn, for Perfetto")
-    parser.add_argument("--trace-ranks", type=whole(0), nargs="+", default=[0], help="whose (default: 0)")
     parser.add_argument("--seed", type=whole(0), default=0, help="of weights and data (default %(default)s)")
-    parser.add_argument("--study", help="name in the records (default: that of the folder of --json)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the records (bench/record.schema.json)")
-    ModelSpec.add_size_arguments(parser)
-    return parsed(parser, argv)
+    ModelSpec.add_size_arguments(parser.add_argument_group("sizes of the models"))
 
 
 def main() -> int | None:
-    return launch.run("bench.throughput", parse(), check, compare)
+    return launch.run("bench.throughput", parse(), check, compare, TIMEOUT_S)
 
 
 if __name__ == "__main__":

@@ -117,11 +117,7 @@ def table_row_wise(work: Workload, rank: int) -> Parts:
     everyone, host, peers = range(topology.ranks), topology.host_of(rank), topology.peers_of(rank)
     local = len(host)
     moved = _indices(work, rank, everyone, [rank], work.features_on)
-    ids = [moved[part] for part in ("ids", "weights")]
-    moved |= {
-        part: Sent(of_part.inside // local, of_part.across // local)
-        for part, of_part in zip(("ids", "weights"), ids, strict=True)
-    }
+    moved |= {part: moved[part].times(1 / local) for part in ("ids", "weights")}
     held = work.columns([rank]) * work.number_bytes  # of each table on the host: its columns are on all ranks
     of_host = work.samples(everyone) * held * (local - 1) // local
     next_inside = sent(rank, {next_in_ring(rank, host): of_host}, topology.ranks_per_host)

@@ -1,0 +1,154 @@
+"""Find the rate of the emulated links by a rule that no result of DMT enters.
+
+    python -m bench.cluster --hosts 4 --ranks-per-host 2 --link 200mbit -- python -m bench.calibrate --json link.json
+
+The rule: at this shape a flat DCN spends in exposed embedding communication the share of its iteration that the paper
+reports (figure 1: 27.5 % on 64 H100). Then `python -m bench.cluster --link link.json` gives hosts links of that rate;
+at other shapes the rate scales with a rank's share of this machine's cores (time dilation), so that computing and
+sending keep the ratio of a cluster that grows.
+
+Exposed time over the rest is a straight line in 1 / rate, nearly: each step measures at the rate that the line through
+all measurements so far gives, starting from bench.cluster's; the last line gives the answer, which is measured once
+more. Where links cannot be emulated the file says so, and a cluster of it runs over loopback.
+"""
+
+import argparse
+import datetime
+import json
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from bench import launch, link, profiled, record
+from bench.arguments import parsed, share, whole
+from bench.contestants import Running, Workload
+from bench.errors import UserError, cli
+from bench.files import write_text
+from bench.mixture import Shares
+from bench.pairwise import pairwise_exchange
+from bench.ranks import Ranks
+from bench.throughput import TIMEOUT_S, add_workload_arguments, checked_workload, set_links
+
+PAPER = 0.275  # figure 1
+NEAR = 0.03  # of the share wanted, and no nearer: the machine's noise
+
+
+def next_rate(points: list[tuple[int, float]], wanted: float) -> int | None:
+    """Bits a second at which the exposed share of an iteration is `wanted`, by a line through (rate, share) points.
+
+    One point: a line through it and the origin. None: no rate has it, on this line.
+    """
+    x = np.array([1 / rate for rate, _ in points])
+    odds = np.array([found / (1 - found) for _, found in points])
+    if len(points) == 1 or np.ptp(x) == 0:
+        slope, start = odds.mean() / x.mean(), 0.0
+    else:
+        slope, start = np.polyfit(x, odds, 1)
+    needed = wanted / (1 - wanted) - start
+    return round(slope / needed) if slope > 0 and needed > 0 else None
+
+
+def calibrate(args: argparse.Namespace, ranks: Ranks) -> int:
+    """Measure, step by step; rank 0 reports and writes. The exit code."""
+    topology, (contestant,) = check(args, ranks.size, ranks.ranks_per_host)
+    start = link.bits_per_s()
+    points: list[dict] = []
+    rate = None
+    if start is not None:
+        workload = Workload(args.features, args.rows, args.local_batch, args.seed)
+        with pairwise_exchange():
+            running = Running(contestant, workload, topology, ranks, args.wire == "half", args.bucket_mib, Shares())
+            for _ in range(3):
+                running()
+            rate = start
+            for step in range(args.steps + 1):
+                points.append(_measure(running, rate, args, ranks))
+                if ranks.first:
+                    print(_line(points[-1]), file=sys.stderr, flush=True)
+                if step < args.steps:
+                    rate = next_rate([(p["bits_per_s"], p["share"]) for p in points], args.share)
+                    if rate is None:
+                        raise UserError(
+                            f"{contestant.name} does not spend {args.share:.1%} in exposed embedding communication at "
+                            f"any rate: with links of {start / 1e6:g} Mbit/s it is {points[0]['share']:.1%}; start "
+                            "elsewhere (--link)"
+                        )
+        if abs(points[-1]["share"] - args.share) > NEAR:
+            raise UserError(
+                f"at {rate / 1e6:g} Mbit/s the share is {points[-1]['share']:.1%}, not {args.share:.1%}: is other work "
+                "on this machine? Run it again, or with more --iterations"
+            )
+    if ranks.first:
+        _report(args, topology, contestant.name, rate, points)
+    return 0
+
+
+def _measure(running: Running, rate: int, args: argparse.Namespace, ranks: Ranks) -> dict:
+    set_links(rate, ranks)
+    found = profiled.breakdown(running, args.warmup, args.iterations, None, [], ranks)
+    return {"bits_per_s": rate, "share": found["embedding"] / found["iteration_ms"], "breakdown": found}
+
+
+def _line(point: dict) -> str:
+    parts = point["breakdown"]
+    return (
+        f"{point['bits_per_s'] / 1e6:8.1f} Mbit/s: exposed embedding communication {parts['embedding']:.1f} of "
+        f"{parts['iteration_ms']:.1f} ms, {point['share']:.1%}"
+    )
+
+
+def _report(args: argparse.Namespace, topology, name: str, rate: int | None, points: list[dict]) -> None:
+    if rate is None:
+        print("links cannot be emulated here: clusters of this file run over loopback, unshaped")
+    else:
+        print(
+            f"links of {rate / 1e6:.1f} Mbit/s: {name} spends {points[-1]['share']:.1%} of its iteration in exposed "
+            "embedding communication"
+        )
+    facts = {
+        "bits_per_s": rate,
+        "topology": asdict(topology),
+        "contestant": name,
+        "share": args.share,
+        "points": points,
+        "command": shlex.join(["python", "-m", "bench.calibrate", *sys.argv[1:]]),
+        "versions": record.versions(),
+        "hardware": record.hardware(),
+        "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+    write_text(args.json, json.dumps(facts, indent=1) + "\n")
+
+
+def check(args: argparse.Namespace, ranks: int, ranks_per_host: int | None = None):
+    """The shape, and the one contestant in a list.
+
+    Raises:
+        UserError: what cannot be.
+    """
+    topology = launch.shape(args, ranks, args.ranks_per_host or ranks_per_host or ranks)
+    return topology, checked_workload(args, topology, [args.contestant])
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Arguments of the command line (argv: None), or of a list."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.calibrate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--contestant", default="dcn", help="(default: dcn)")
+    parser.add_argument("--share", type=share, default=PAPER, help="wanted (default %(default)s, the paper's)")
+    parser.add_argument("--steps", type=whole(2), default=4, help="measurements before the last (default %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", required=True, help="where the rate goes")
+    add_workload_arguments(parser)
+    parser.set_defaults(ranks=None, ranks_per_host=None)
+    return parsed(parser, argv)
+
+
+def main() -> int | None:
+    return launch.run("bench.calibrate", parse(), check, calibrate, TIMEOUT_S)
+
+
+if __name__ == "__main__":
+    cli(main)
