@@ -17,7 +17,7 @@ all else, DistributedDataParallel for dense layers.
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -300,8 +300,18 @@ class Running:
 
     def __call__(self) -> torch.Tensor:
         """One iteration: forward, backward, update. The loss before the update."""
+        return self._progress(self._batches)
+
+    def drain(self) -> None:
+        """Train the batches that the pipeline holds, so that nothing is in flight. The next iteration fills it again."""
+        none: Iterator[Batch] = iter(())
+        with suppress(StopIteration):
+            while True:
+                self._progress(none)
+
+    def _progress(self, batches: Iterator[Batch]) -> torch.Tensor:
         with mixture.peers_exchange(self.shares.embeddings, self._peers) if self._peers else nullcontext():
-            (loss,) = self._pipeline.progress(self._batches)
+            (loss,) = self._pipeline.progress(batches)
         return loss
 
     def _sharded(self, model: Trained) -> tuple[ShardingPlan, DistributedModelParallel]:

@@ -37,6 +37,7 @@ def breakdown(
                 running()
             if ranks.device.type == "cuda":
                 torch.cuda.synchronize(ranks.device)
+        running.drain()  # what begins under a profiler must end under it: torch writes into the memory of one that left
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(trace))
