@@ -303,7 +303,7 @@ class Running:
         return self._progress(self._batches)
 
     def drain(self) -> None:
-        """Train the batches that the pipeline holds, so that nothing is in flight. The next iteration fills it again."""
+        """Train the batches that the pipeline holds: nothing is in flight then. The next iteration fills it again."""
         none: Iterator[Batch] = iter(())
         with suppress(StopIteration):
             while True:

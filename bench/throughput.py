@@ -236,11 +236,11 @@ def _take_turns(args: argparse.Namespace, shown: dict[Contestant, Turns | str], 
     """All turns of all contestants. One that turns out void becomes its reason."""
     emulated = link.bits_per_s()
 
-    def everyone(what: str, turn) -> None:
+    def everyone(what: str, turn, mixtures: bool = False) -> None:
         if ranks.first:
             print(what, file=sys.stderr, flush=True)
         for contestant, turns in shown.items():
-            if isinstance(turns, str):
+            if isinstance(turns, str) or (contestant.is_mixture and not mixtures):
                 continue
             try:
                 turn(turns)
@@ -248,7 +248,8 @@ def _take_turns(args: argparse.Namespace, shown: dict[Contestant, Turns | str], 
                 shown[contestant] = f"void: {void}"
 
     for repeat in range(args.repeats):
-        everyone(f"repeat {repeat + 1} of {args.repeats}", lambda turns: turns.take(args.warmup, args.iterations))
+        what = f"repeat {repeat + 1} of {args.repeats}"
+        everyone(what, lambda turns: turns.take(args.warmup, args.iterations), mixtures=True)
     if emulated:
         set_links(link.OPEN, ranks)
         everyone("links open", lambda turns: turns.take(args.warmup, args.iterations, open_links=True))
