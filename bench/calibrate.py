@@ -110,8 +110,8 @@ def _measure(running: Running, rate: int, args: argparse.Namespace, ranks: Ranks
     point = {"bits_per_s": rate, "share": exposed_share(parts), "breakdown": parts}
     if ranks.first:
         print(
-            f"{rate / 1e6:8.1f} Mbit/s: exposed embedding communication {point['share']:.1%} ({parts['embedding']:.1f} of "
-            f"{parts['iteration_ms']:.1f} ms, {parts['straggler_wait']:.1f} of them for the slowest rank)",
+            f"{rate / 1e6:8.1f} Mbit/s: exposed embedding communication {point['share']:.1%} ({parts['embedding']:.1f} "
+            f"of {parts['iteration_ms']:.1f} ms, {parts['straggler_wait']:.1f} of them for the slowest rank)",
             file=sys.stderr,
             flush=True,
         )

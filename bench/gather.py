@@ -2,6 +2,7 @@
 
 Values inside the records keep their units and names (docs of the columns: bench/record.schema.json). Nested fields are
 joined with "_": accuracy.test.auc becomes test_auc. `auc_ceiling` is the test AUC of the generator's true probability.
+What bench.collectives measured is a table of its own beside it: a row a collective, shape and size.
 """
 
 import argparse
@@ -33,12 +34,29 @@ def row(record: dict) -> dict:
         out[name] = accuracy.get(name)
     for name in ("sizes", "mflop_per_sample", "parameters", "dense_parameters"):
         out[name] = (record["complexity"] or {}).get(name)
+    out |= _throughput(record)
     out |= {name: record[name] for name in ("started", "wall_s", "source_hash", "command")}
     return out | {name: json.dumps(record[name], sort_keys=True) for name in ("options", "versions", "hardware")}
 
 
-def gather(runs: list[Path], complexity: Path, manifest: Path) -> pd.DataFrame:
-    """Read and validate records: of runs (files, or folders of them) and the list in the file `complexity`.
+def _throughput(record: dict) -> dict:
+    """Columns of a record of bench.throughput: turn_samples_per_s, iteration_ms and open_ms are lists."""
+    shown, sent, parts = (record.get(name) or {} for name in ("throughput", "bytes", "breakdown"))
+    plain = ("sharding", "wire", "local_batch", "warmup", "iterations", "repeats", "link_bits_per_s", "dilation")
+    out = {name: shown.get(name) for name in plain}
+    lists = {"turn_samples_per_s": shown.get("samples_per_s")}
+    lists |= {name: shown.get(name) for name in ("iteration_ms", "open_ms", "parts_of")}
+    lists |= {f"link_{name}": (sent.get("links") or {}).get(name) for name in ("sent", "predicted")}
+    out |= {name: None if value is None else json.dumps(value) for name, value in lists.items()}
+    out |= {f"memory_{name}_MiB": shown.get("memory_MiB", {}).get(name) for name in ("max", "mean")}
+    for name in ("counted", "predicted"):
+        out |= {f"{name}_{where}_bytes": sent.get(name, {}).get(where) for where in ("inside", "across")}
+    names = ("iteration_ms", "compute", "embedding", "dense", "others", "straggler_wait")
+    return out | {f"breakdown_{name.removesuffix('_ms')}_ms": parts.get(name) for name in names}
+
+
+def gather(runs: list[Path], complexity: Path, throughput: list[Path], manifest: Path) -> pd.DataFrame:
+    """Read and validate records: of runs (files, or folders of them), and of files that hold lists of them.
 
     Raises:
         UserError: no records; a record that does not fit its schema; the same run twice; a record under another run's
@@ -54,14 +72,15 @@ def gather(runs: list[Path], complexity: Path, manifest: Path) -> pd.DataFrame:
         if record["data"] is not None and record["data"]["split_hash"] != split_hash:
             raise UserError(f"{file} was made on other data than {manifest}: delete it and train again")
         rows.append(row(record))
-    for record in _json(complexity):
-        records.check(record, complexity)
-        rows.append(row(record))
+    for file in (complexity, *throughput):
+        for record in _json(file):
+            records.check(record, file)
+            rows.append(row(record))
     table = pd.DataFrame(rows)
     twice = table[table.duplicated(["kind", "run"])]
     if len(twice):
         raise UserError(f"two records for the {twice.iloc[0]['kind']} run {twice.iloc[0]['run']}: keep one of them")
-    for file, run in zip(files, table["run"], strict=False):  # runs stand before complexity
+    for file, run in zip(files, table["run"], strict=False):  # runs stand before the others
         if run != file.stem:
             raise UserError(f"{file} holds the record of the run {run}: delete it and train again")
     studies = sorted(set(table["study"]))
@@ -69,7 +88,25 @@ def gather(runs: list[Path], complexity: Path, manifest: Path) -> pd.DataFrame:
         raise UserError(f"records of the studies {' and '.join(studies)}: give those of one study")
     integers = [name for name in table if name.endswith(("rows", "evaluated", "positives", "samples", "steps"))]
     integers += ["towers", "tower_dim", "seed", "parameters", "dense_parameters"]
+    integers += ["local_batch", "warmup", "iterations", "repeats", "link_bits_per_s"]
     return table.astype({name: "Int64" for name in integers}).sort_values(["kind", "model", "towers", "seed", "run"])
+
+
+def collectives(files: list[Path]) -> pd.DataFrame:
+    """What bench.collectives wrote, a row a collective, shape and size."""
+    rows = []
+    for file in files:
+        made = _json(file)
+        same = {name: made["topology"][name] for name in ("ranks", "ranks_per_host")}
+        same["hosts"] = same["ranks"] // same["ranks_per_host"]
+        same |= {name: made[name] for name in ("link_bits_per_s", "backend", "warmup", "iterations", "command")}
+        for one in made["collectives"]:
+            ms = {f"{name}_ms": value for name, value in one["ms"].items()}
+            plain = {name: value for name, value in one.items() if name not in ("ms", "ranks", "link_bytes")}
+            rows.append(
+                same | {"group_ranks": one["ranks"]} | plain | ms | {"link_bytes": json.dumps(one["link_bytes"])}
+            )
+    return pd.DataFrame(rows)
 
 
 def _json(path: Path):
@@ -85,10 +122,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.gather", description=__doc__.split("\n\n")[0])
     parser.add_argument("--runs", type=Path, nargs="+", required=True, help="record files, or folders of *.json")
     parser.add_argument("--complexity", type=Path, required=True, help="records that bench.complexity wrote")
+    parser.add_argument("--throughput", type=Path, nargs="*", default=[], help="records that bench.throughput wrote")
+    parser.add_argument("--collectives", type=Path, nargs="*", default=[], help="what bench.collectives wrote")
     parser.add_argument("--manifest", type=Path, required=True, help="manifest.json of the data that the runs read")
     parser.add_argument("--out", type=Path, required=True, help="CSV file to write")
     args = parser.parse_args()
-    table = gather(args.runs, args.complexity, args.manifest)
+    table = gather(args.runs, args.complexity, args.throughput, args.manifest)
+    if args.collectives:
+        write_text(args.out.with_name("collectives.csv"), collectives(args.collectives).to_csv(index=False))
     write_text(args.out, table.to_csv(index=False))
     made = table[table["kind"] == "accuracy"]
     without = made["run"][made["test_auc"].isna()]

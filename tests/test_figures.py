@@ -25,7 +25,7 @@ COUNTED = [
 def study(tmp_path: Path, runs: list[dict], counted: list[dict] = COUNTED) -> pd.DataFrame:
     """records.csv of the runs, written and read as the workflow does."""
     files = made_up.write(tmp_path / "study", runs, counted)
-    table = gathering.gather([files["runs"]], files["complexity"], files["manifest"])
+    table = gathering.gather([files["runs"]], files["complexity"], [], files["manifest"])
     table.to_csv(tmp_path / "records.csv", index=False)
     return records.read(tmp_path / "records.csv")
 
@@ -330,7 +330,7 @@ def test_gather_refuses(tmp_path, change, message):
     change(runs[0])
     (files["runs"] / "dlrm-T1-s0.json").write_text(json.dumps(runs[0]))
     with pytest.raises(UserError, match=message):
-        gathering.gather([files["runs"]], files["complexity"], files["manifest"])
+        gathering.gather([files["runs"]], files["complexity"], [], files["manifest"])
 
 
 @pytest.mark.parametrize(

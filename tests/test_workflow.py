@@ -403,4 +403,4 @@ def test_gather_refuses_a_record_of_another_run_or_study(tmp_path, name, change,
     files = made_up.write(tmp_path / "study", [], counted)
     (files["runs"] / f"{name}.json").write_text(json.dumps(made_up.record("dlrm", 1, 0) | change))
     with pytest.raises(UserError, match=sentence):
-        gather.gather([files["runs"]], files["complexity"], files["manifest"])
+        gather.gather([files["runs"]], files["complexity"], [], files["manifest"])
