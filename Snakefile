@@ -17,6 +17,7 @@ if not workflow.configfiles:
 include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/train.smk"
+include: "workflow/rules/emulated.smk"
 include: "workflow/rules/gather.smk"
 include: "workflow/rules/figures.smk"
 
@@ -29,6 +30,8 @@ rule all:
         rules.prepare.output,
         rules.gather.input.runs,
         rules.complexity.output,
+        *rules.gather.input.throughput,
+        *rules.gather.input.collectives,
         rules.gather.output,
         expand(DRAWN, place=STUDY),
 

@@ -3,13 +3,14 @@
     python -m bench.cluster --hosts 4 --ranks-per-host 2 --link 200mbit -- python -m bench.calibrate --json link.json
 
 The rule: at this shape a flat DCN spends in exposed embedding communication the share of its iteration that the paper
-reports (figure 1: 27.5 % on 64 H100). Then `python -m bench.cluster --link link.json` gives hosts links of that rate;
-at other shapes the rate scales with a rank's share of this machine's cores (time dilation), so that computing and
-sending keep the ratio of a cluster that grows.
+reports (figure 1: 27.5 % on 64 H100). What it waits for the slowest rank counts neither as that nor as a part of the
+iteration: ranks that share cores take turns, the paper's GPUs do not. Then `python -m bench.cluster --link link.json`
+gives hosts links of that rate; at other shapes the rate scales with a rank's share of this machine's cores (time
+dilation), so that computing and sending keep the ratio of a cluster that grows.
 
-Exposed time over the rest is a straight line in 1 / rate, nearly. One measurement at bench.cluster's rate gives a first
-guess, one on each side of that a line, and the line the answer; this is measured too, and while it is off by more than
-what a busy machine makes of it, its measurement moves the line. Where links cannot be emulated the file says so, and a
+Exposed time over the rest is a straight line in 1 / rate, nearly. Two measurements, on both sides of bench.cluster's
+rate, give a line, and the line an answer; this is measured too, and while it is off by more than what a busy machine
+makes of it, its measurement moves the line. Where links cannot be emulated the file says so, and a
 cluster of it runs over loopback.
 """
 
@@ -35,20 +36,17 @@ from bench.throughput import TIMEOUT_S, add_workload_arguments, checked_workload
 
 PAPER = 0.275  # figure 1
 NEAR = 0.02  # of the share wanted, and no nearer: the machine's noise
-AROUND = (0.7, 1.4)  # times the first guess: far enough apart for a line through noise
+AROUND = (0.7, 1.4)  # times the rate to start from: far enough apart for a line through noise
 
 
 def next_rate(points: list[tuple[int, float]], wanted: float) -> int | None:
     """Bits a second at which the exposed share of an iteration is `wanted`, by a line through (rate, share) points.
 
-    One point: a line through it and the origin. None: no rate has it, on this line.
+    None: no rate has it, on this line.
     """
     x = np.array([1 / rate for rate, _ in points])
     odds = np.array([found / (1 - found) for _, found in points])
-    if len(points) == 1 or np.ptp(x) == 0:
-        slope, start = odds.mean() / x.mean(), 0.0
-    else:
-        slope, start = np.polyfit(x, odds, 1)
+    slope, start = np.polyfit(x, odds, 1)
     needed = wanted / (1 - wanted) - start
     return round(slope / needed) if slope > 0 and needed > 0 else None
 
@@ -65,9 +63,7 @@ def calibrate(args: argparse.Namespace, ranks: Ranks) -> int:
             running = Running(contestant, workload, topology, ranks, args.wire == "half", args.bucket_mib, Shares())
             for _ in range(3):
                 running()
-            points.append(_measure(running, start, args, ranks))
-            guess = _next(points, contestant.name, args.share)
-            points += [_measure(running, round(guess * factor), args, ranks) for factor in AROUND]
+            points += [_measure(running, round(start * factor), args, ranks) for factor in AROUND]
             for _ in range(args.tries):
                 rate = _next(points, contestant.name, args.share)
                 points.append(_measure(running, rate, args, ranks))
@@ -155,12 +151,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.calibrate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--ranks-per-host", type=whole(1), help="L, of logical hosts (default: a machine's)")
     parser.add_argument("--contestant", default="dcn", help="(default: dcn)")
     parser.add_argument("--share", type=share, default=PAPER, help="wanted (default %(default)s, the paper's)")
     parser.add_argument("--tries", type=whole(1), default=4, help="of the answer (default %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", required=True, help="where the rate goes")
     add_workload_arguments(parser)
-    parser.set_defaults(ranks=None, ranks_per_host=None)
+    parser.set_defaults(ranks=None)
     return parsed(parser, argv)
 
 

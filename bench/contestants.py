@@ -16,6 +16,7 @@ all else, DistributedDataParallel for dense layers.
 """
 
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -52,6 +53,7 @@ from dmt.sharding import ShardedTowerEmbedding
 
 SHARDINGS = {"flat": ("planner", "table_row_wise"), "towers": ("towers", "tower_collection")}
 FUSED = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.01, "eps": 1e-8}
+warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # old names that TorchRec calls, at every step
 BATCHES = 4  # of random data, that iterations take in turn
 
 

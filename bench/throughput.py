@@ -250,6 +250,8 @@ def _take_turns(args: argparse.Namespace, shown: dict[Contestant, Turns | str], 
     for repeat in range(args.repeats):
         what = f"repeat {repeat + 1} of {args.repeats}"
         everyone(what, lambda turns: turns.take(args.warmup, args.iterations), mixtures=True)
+    if args.turns_only:
+        return
     if emulated:
         set_links(link.OPEN, ranks)
         everyone("links open", lambda turns: turns.take(args.warmup, args.iterations, open_links=True))
@@ -261,8 +263,7 @@ def _take_turns(args: argparse.Namespace, shown: dict[Contestant, Turns | str], 
             turns.running, args.warmup, args.iterations, trace, args.trace_ranks, ranks
         )
 
-    if not args.no_breakdown:
-        everyone("breakdown", profile)
+    everyone("breakdown", profile)
 
 
 def set_links(rate: int, ranks: Ranks) -> None:
@@ -447,7 +448,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ranks-per-host", type=count, help="L, of logical hosts (default: a machine's)")
     parser.add_argument("--contestants", nargs="+", default=list(DEFAULT), metavar="MODEL[-Dn][:SHARDING]")
     parser.add_argument("--repeats", type=count, default=3, help="turns of each (default %(default)s)")
-    parser.add_argument("--no-breakdown", action="store_true", help="no turn under the profiler")
+    parser.add_argument(
+        "--turns-only", action="store_true", help="no turn over open links, and none under the profiler"
+    )
     parser.add_argument("--traces", type=Path, metavar="DIR", help="keep traces of the profiled turn, for Perfetto")
     parser.add_argument("--trace-ranks", type=whole(0), nargs="+", default=[0], help="whose (default: 0)")
     parser.add_argument("--study", help="name in the records (default: that of the folder of --json)")

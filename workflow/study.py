@@ -96,9 +96,14 @@ def check_models(config: dict, file: Path, data: dict) -> None:
         columns = len(schema.load(data["schema"]).sparse)
     except UserError as error:
         stop(str(error))
-    for model, options in config["models"].items():
+    emulated = config.get("emulated", {"contestants": {}})
+    compared = [name for shape in emulated["contestants"] for name in contestants_files(emulated, shape)]
+    for model in [*config["models"], *(name.removeprefix("baselines.") for name in compared)]:
         if model not in there:
             stop(f"{file} names the model {model}, and there is no baselines/{model}.py: choose of {', '.join(there)}")
+    if compared and emulated["main"] not in emulated["contestants"]:
+        stop(f"{file} has no contestants for {emulated['main']}, the main shape: list some under emulated.contestants")
+    for model, options in config["models"].items():
         towers = max((options or {}).get("towers", [1]))
         if towers > columns:
             stop(f"{file} gives {model} {towers} towers for {columns} categorical columns: a tower needs one at least")
@@ -124,6 +129,37 @@ def training_flags(config: dict, model: str) -> str:
     """Sizes and optimizer settings of a model's runs: the study's, then what the model's entry overrides."""
     own = {key: value for key, value in (config["models"][model] or {}).items() if key != "towers"}
     return flags(config["sizes"] | config["training"] | own)
+
+
+def cluster_flags(shape: str) -> str:
+    """Of bench.cluster: 4x2 is 4 hosts of 2 ranks."""
+    hosts, ranks_per_host = shape.split("x")
+    return flags({"hosts": hosts, "ranks_per_host": ranks_per_host})
+
+
+def _ranks_per_host(shape: str) -> dict:
+    return {"ranks_per_host": shape.split("x")[1]}  # said again to the ranks, which may be on loopback
+
+
+def calibration_flags(emulated: dict) -> str:
+    return flags(_ranks_per_host(emulated["main"]) | emulated["workload"] | emulated["sizes"])
+
+
+def throughput_flags(emulated: dict, shape: str) -> str:
+    """Where time goes is looked at in the main shape."""
+    more = {"repeats": emulated["repeats"], "turns_only": shape != emulated["main"]}
+    names = " ".join(map(shlex.quote, emulated["contestants"][shape]))
+    return f"{flags(_ranks_per_host(shape) | emulated['workload'] | emulated['sizes'] | more)} --contestants {names}"
+
+
+def collectives_flags(emulated: dict, shape: str) -> str:
+    return flags(_ranks_per_host(shape) | emulated["collectives"])
+
+
+def contestants_files(emulated: dict, shape: str) -> list[str]:
+    """Modules of the models behind the contestants of a shape: "dmt_dcn-D4:towers" is of baselines.dmt_dcn."""
+    models = {re.match("[a-z0-9_]*", contestant)[0] for contestant in emulated["contestants"][shape]}
+    return [f"baselines.{model}" for model in sorted(models)]
 
 
 def flags(options: dict) -> str:
