@@ -140,14 +140,14 @@ def _interval(event: dict) -> Interval:
 
 
 def straggler_wait(of_ranks: list[list[Breakdown]]) -> list[list[float]]:
-    """How much longer each rank's exposed communication took, in each iteration, than that of the rank which waited
-    least: what it waited for the slowest rank, not for bytes. Microseconds, by rank and iteration.
+    """How much longer each rank's exposed embedding communication took, in each iteration, than that of the rank which
+    waited least: what it waited for the slowest rank, not for bytes. Microseconds, by rank and iteration.
 
     Raises:
         ValueError: ranks with different numbers of iterations.
     """
-    least = [min(b.embedding + b.dense for b in same) for same in zip(*of_ranks, strict=True)]
-    return [[b.embedding + b.dense - low for b, low in zip(of_rank, least, strict=True)] for of_rank in of_ranks]
+    least = [min(b.embedding for b in same) for same in zip(*of_ranks, strict=True)]
+    return [[b.embedding - low for b, low in zip(of_rank, least, strict=True)] for of_rank in of_ranks]
 
 
 def mean(breakdowns: list[Breakdown]) -> Breakdown:
