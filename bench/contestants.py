@@ -324,8 +324,7 @@ class Running:
             "tower_collection": lambda: self._tower_collection(model),
         }
         sharder, plan = make[self.contestant.sharding]()
-        of_torchrec = self.contestant.sharding == "tower_collection"
-        with tower_collection.shardable(self.topology.ranks_per_host) if of_torchrec else nullcontext():
+        with tower_collection.shardable(self.topology.ranks_per_host):
             sharded = DistributedModelParallel(
                 model, device=self.device, plan=plan, sharders=[sharder], data_parallel_wrapper=self._data_parallel
             )

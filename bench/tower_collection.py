@@ -73,7 +73,7 @@ def output_keys(model: nn.Module) -> list[tuple[str, int]]:
 
 @contextmanager
 def shardable(ranks_per_host: int) -> Iterator[None]:
-    """TorchRec can shard an EmbeddingTowerCollection inside this block, with this many ranks a host."""
+    """TorchRec shards over hosts of this many ranks inside this block, and can shard an EmbeddingTowerCollection."""
     before = os.environ.get("LOCAL_WORLD_SIZE")
     os.environ["LOCAL_WORLD_SIZE"] = str(ranks_per_host)
     comm._INTRA_PG = comm._CROSS_PG = None  # groups of an earlier process group, or of other hosts
