@@ -99,6 +99,119 @@ def complexity(model: str, towers: int, tower_dim: int | None, mflop: float, par
     }
 
 
+def throughput(contestant: str, shape: str, ms: float, study: str = "made-up", **changes) -> dict:
+    """A record of bench.throughput: three turns, of 0.8, 1 and 1.25 times `ms` an iteration; links of 100 Mbit/s."""
+    hosts, ranks_per_host = map(int, shape.split("x"))
+    ranks, batch = hosts * ranks_per_host, 1024
+    model = contestant.partition("+")[0].partition("-")[0].partition(":")[0]
+    has_towers = model.startswith(("dmt_", "sptt_"))
+    names = [part.partition("=")[2] for part in contestant.split("+")[1:]]
+    times = [0.8 * ms, ms, 1.25 * ms]
+    across = ms * 1e4
+    made = _frame(study, f"{contestant.replace(':', '-')}-{shape}", model, hosts if has_towers else 1) | {
+        "kind": "throughput",
+        "provenance": "emulated",
+        "seed": 0,
+        "data": None,
+        "accuracy": None,
+        "complexity": None,
+        "topology": {"ranks": ranks, "ranks_per_host": ranks_per_host, "hosts": hosts, "link": "emulated"},
+        "throughput": {
+            "sharding": "towers" if has_towers else "planner",
+            "wire": "half",
+            "local_batch": batch,
+            "warmup": 1,
+            "iterations": 2,
+            "repeats": 3,
+            "samples_per_s": [ranks * batch / time * 1e3 for time in times],
+            "iteration_ms": times,
+            "open_ms": [ms / 2, ms / 2],
+            "link_bits_per_s": 100_000_000,
+            "dilation": 1.0,
+            "memory_MiB": {"max": 1000.0, "mean": 900.0},
+            "plan": {"t_f0": {"sharding_type": "table_wise", "ranks": [0]}},
+            "parts_of": {"operations": contestant.partition("+")[0], "embeddings": names[0], "dense": names[-1]}
+            if names
+            else None,
+        },
+        "bytes": {
+            "counted": {"inside": 10.0, "across": across},
+            "predicted": {"inside": 10.0, "across": across},
+            "predicted_parts": {"embeddings between": {"inside": 10.0, "across": across}},
+            "links": {"sent": [across * ranks_per_host * 1.01] * hosts, "predicted": [across * ranks_per_host] * hosts},
+        },
+        "breakdown": None
+        if names
+        else {
+            "iterations": 2,
+            "iteration_ms": ms,
+            "compute": 0.5 * ms,
+            "embedding": 0.3 * ms,
+            "dense": 0.1 * ms,
+            "others": 0.1 * ms,
+            "embedding_max": 0.4 * ms,
+            "dense_max": 0.1 * ms,
+            "straggler_wait": 0.05 * ms,
+        },
+    }
+    return made | changes
+
+
+def collectives(shape: str, rate: int = 100_000_000) -> dict:
+    """What bench.collectives writes: AlltoAll of all and of peers, AllReduce, of 4 MiB at 0.9 of the links' rate."""
+    hosts, ranks_per_host = map(int, shape.split("x"))
+    ranks, size = hosts * ranks_per_host, 4 << 20
+    of_kind = {"flat": (ranks, (ranks - 1) / ranks), "peer": (hosts, (hosts - 1) / hosts), "allreduce": (ranks, 2.0)}
+    made = []
+    for kind, (of_group, factor) in of_kind.items():
+        across = factor * size
+        ms = across * 8 / rate / 0.9 * 1e3
+        made.append(
+            {
+                "kind": kind,
+                "ranks": of_group,
+                "size": size,
+                "ms": {"min": ms, "mean": ms, "max": ms},
+                "algbw_MB_per_s": size / ms / 1e3,
+                "busbw_MB_per_s": factor * size / ms / 1e3,
+                "across_bytes": across,
+                "of_link": 0.9,
+                "link_bytes": [across * 1.01] * hosts,
+                "wrong": 0,
+            }
+        )
+    return {
+        "command": "python -m bench.collectives",
+        "topology": {"ranks": ranks, "ranks_per_host": ranks_per_host, "hosts_per_tower": 1},
+        "link_bits_per_s": rate,
+        "backend": "gloo",
+        "warmup": 1,
+        "iterations": 2,
+        "versions": {},
+        "hardware": {},
+        "collectives": made,
+    }
+
+
+def calibration(shape: str, rate: int = 100_000_000) -> dict:
+    """What bench.calibrate writes."""
+    hosts, ranks_per_host = map(int, shape.split("x"))
+    topology = {"ranks": hosts * ranks_per_host, "ranks_per_host": ranks_per_host, "hosts_per_tower": 1}
+    points = [{"bits_per_s": rate, "share": 0.28}]
+    return {
+        "bits_per_s": rate,
+        "topology": topology,
+        "contestant": "dcn",
+        "wanted": 0.275,
+        "share": 0.28,
+        "points": points,
+        "command": "python -m bench.calibrate",
+        "versions": {},
+        "hardware": {},
+        "when": "2026-01-01T00:00:00Z",
+    }
+
+
 def grid(seeds=(0, 1, 2)) -> list[dict]:
     return [record(m, t, s) for m in BASE for t in TOWERS.get(m, (1,)) for s in seeds]
 
