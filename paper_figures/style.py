@@ -11,6 +11,7 @@ import seaborn as sns  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
 COLUMN = 3.4  # inches: a column of a two-column paper; text below stays readable at this width
+WIDE = 7.0  # inches: both columns
 _BLUE, _ORANGE, _GREEN, _VERMILION, _PINK, _SKY = (sns.color_palette("colorblind")[i] for i in (0, 1, 2, 3, 4, 9))
 # the marker says the same as the colour
 LOOKS = {"dlrm": {"color": _BLUE, "marker": "o"}, "dcn": {"color": _VERMILION, "marker": "s"}}
