@@ -3,8 +3,8 @@
 Writes apart.pdf and apart.png. From the flat DCN to SPTT-DCN nothing but the exchange changes. From SPTT-DCN to DMT-DCN
 three parts do, and contestants with the operations of one and the bytes of the other (bench.mixture) have one of them
 alone. What the three spare together differs from the sum of what each spares alone: `remainder`, in the figure
-"together". Where all six mixtures ran, the Shapley value of a part is its mean over all orders in which the three can be
-switched. Milliseconds of an iteration are the global batch / samples a second, of the median turn.
+"together". Where all six mixtures ran, the Shapley value of a part is the mean of what it spares over all orders in
+which the three can be switched. Milliseconds of an iteration: global batch / samples a second, of the median turn.
 """
 
 import itertools
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.axes import Axes
 
 from paper_figures import emulated, records, style
 
@@ -59,7 +60,7 @@ class Apart:
 
 
 def taken(table: pd.DataFrame) -> Apart | None:
-    """At the largest shape where one of the mixtures ran; None where DCN, SPTT-DCN or DMT-DCN did not run well there."""
+    """At the largest shape where a mixture ran; None where DCN, SPTT-DCN or DMT-DCN did not run well there."""
     mixed = table[table["parts_of"].notna() & (table["status"] == "ok")]
     if mixed.empty:
         return None
@@ -95,7 +96,7 @@ def draw(table: pd.DataFrame) -> plt.Figure:
     steps = [("SPTT", found.flat - found.states[NOTHING])]
     steps += [(label, found.alone(part)) for part, label in PARTS.items()] + [("together", found.remainder)]
     axes.bar(0, found.flat, 0.7, edgecolor="#222222", lw=0.5, **end)
-    axes.text(0, found.flat, f"{found.flat:.0f}", fontsize=6.5, ha="center", va="bottom")
+    _above(axes, 0, found.flat, f"{found.flat:.0f}")
     for place, (label, spared) in enumerate(steps, 1):
         names.append(label)
         if spared is None:
@@ -104,15 +105,15 @@ def draw(table: pd.DataFrame) -> plt.Figure:
         look = spare if spared > 0 else cost
         axes.bar(place, -spared, 0.7, level, edgecolor="#222222", lw=0.5, **look)
         text = f"{-spared:+.0f}\n({100 * spared / found.whole:.0f} %)" if place > 1 else f"{-spared:+.0f}"
-        axes.text(place, max(level, level - spared), text, fontsize=6.5, ha="center", va="bottom", linespacing=0.95)
+        _above(axes, place, max(level, level - spared), text)
         axes.plot([place - 0.65, place + 0.35], [level, level], color="#222222", lw=0.6)
         level -= spared
     last = len(steps) + 1
     axes.bar(last, found.states[ALL], 0.7, edgecolor="#222222", lw=0.5, **end)
-    axes.text(last, found.states[ALL], f"{found.states[ALL]:.0f}", fontsize=6.5, ha="center", va="bottom")
+    _above(axes, last, found.states[ALL], f"{found.states[ALL]:.0f}")
     ticks = ["DCN (flat)", *names, "DMT-DCN"]
     axes.set_xticks(range(last + 1), ticks, rotation=40, ha="right", rotation_mode="anchor")
-    axes.set_ylim(0, axes.get_ylim()[1] * 1.08)
+    axes.set_ylim(0, axes.get_ylim()[1] * 1.13)
     axes.set_ylabel("ms an iteration")
     axes.set_axisbelow(True)
     hosts, ranks = found.shape
@@ -123,6 +124,11 @@ def draw(table: pd.DataFrame) -> plt.Figure:
         each = ", ".join(f"{PARTS[part]} {_percent(ms, found.whole)}" for part, ms in values.items())
         figure.supxlabel(f"Mean over all orders (Shapley): {each}", fontsize=6, x=0.02, ha="left", wrap=True)
     return figure
+
+
+def _above(axes: Axes, x: float, y: float, text: str) -> None:
+    at = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center", "va": "bottom"}
+    axes.annotate(text, (x, y), fontsize=6.5, linespacing=0.95, **at)
 
 
 def words(found: Apart) -> str:

@@ -54,7 +54,7 @@ def rows(table: pd.DataFrame) -> pd.DataFrame:
     missing = [name for name in NEEDED if name not in table]
     if missing:
         raise records.InputError(
-            f"the records have throughput and no column {', '.join(missing)}: write them again with `python -m bench.gather`"
+            f"throughput records without a column {', '.join(missing)}: write them again with `python -m bench.gather`"
         )
     found = table[(table["kind"] == "throughput") & (table["provenance"] == "emulated")].copy()
     for name in LISTS:
@@ -125,7 +125,8 @@ def speedup(table: pd.DataFrame, shape: Shape, contestant: str, over: str) -> co
         pair.append(own)
     if len(pair[0]) != len(pair[1]):
         raise records.InputError(
-            f"{contestant} and {over} at {in_short(shape)} ran {len(pair[0])} and {len(pair[1])} turns: time them in one job"
+            f"{contestant} and {over} at {in_short(shape)} ran {len(pair[0])} and {len(pair[1])} turns: time them again, "
+            "in one job"
         )
     return comparison.spread(pd.Series([own / other for own, other in zip(*pair, strict=True)]))
 
@@ -172,9 +173,9 @@ def about(table: pd.DataFrame) -> str:
     """Where the numbers come from, and what time dilation is."""
     cores = sorted({json.loads(text)["cores"] for text in table["hardware"]})
     text = (
-        f"Emulated: all ranks share the {' or '.join(map(str, cores))} cores of one machine, where a GPU would stand for "
-        "each, and hosts talk over links whose rate is shaped. No number here is a measurement of GPUs: read ratios, "
-        "not times."
+        f"Emulated: all ranks share the {' or '.join(map(str, cores))} cores of one machine, where each would have a GPU "
+        "of its own, and hosts talk over links whose rate is shaped. No number here is a measurement of GPUs: read "
+        "ratios, not times."
     )
     rates = table.dropna(subset=["link_bits_per_s"]).drop_duplicates("shape")
     each = [
@@ -184,8 +185,8 @@ def about(table: pd.DataFrame) -> str:
     if not each:
         return f"{text} Links could not be shaped here."
     return (
-        f"{text} A link carries, each way, {', '.join(each)} (hosts x ranks a host): where a rank has a smaller share of "
-        "the cores than where the rate was found, links are slower by the same factor (time dilation), so that "
+        f"{text} A link carries, each way, {', '.join(each)} (hosts x ranks a host): where a rank has a smaller share "
+        "of the cores than where the rate was found, links are slower by the same factor (time dilation), so that "
         "computing and sending keep their ratio; times at different shapes may therefore not be compared."
     )
 

@@ -1,8 +1,8 @@
 """Figure 5: bus bandwidth of AlltoAll and AllReduce against scale; emulated at the left and middle, the paper's right.
 
 Writes fig5.pdf and fig5.png from collectives.csv (bench/gather.py). Left: MB/s in the formulas of nccl-tests, largest
-size. Middle: what hosts send to each other / what their links carry in that time. Links are slower at larger shapes (time
-dilation, bench.calibrate), and bandwidth with them: the middle panel is free of that. A single host uses no link.
+size. Middle: what hosts send to each other / what their links carry in that time. Links are slower at larger shapes
+(time dilation, bench.calibrate), and bandwidth with them: the middle panel is free of that. One host uses no link.
 """
 
 import argparse
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.ticker import LogLocator
 
 from paper_figures import paper_values, records, style
 
@@ -45,7 +46,7 @@ def draw(table: pd.DataFrame) -> plt.Figure:
     rows = paper_values.values()
     rows = rows[rows["item"] == "fig5"]
     for kind, (label, look, series) in KINDS.items():
-        own = table[(table["kind"] == kind)]
+        own = table[table["kind"] == kind]
         speed.plot(own["ranks"], own["busbw_MB_per_s"], label=label, markersize=4, **look)
         own = own[own["hosts"] > 1]
         share.plot(own["ranks"], 100 * own["of_link"], label=label, markersize=4, **look)
@@ -55,7 +56,8 @@ def draw(table: pd.DataFrame) -> plt.Figure:
             looks = look | {"markerfacecolor": "white", "linestyle": "--", "markersize": 4}
             paper.plot(printed["gpus"].astype(int), printed["value"], label=text, **looks)
     sizes = " or ".join(f"{size / 2**20:.3g} MiB" for size in sorted(table["size"].unique()))
-    speed.set_title(f"Emulated, {sizes} a rank", loc="left")
+    slower = table[table["hosts"] > 1]["link_bits_per_s"].nunique() > 1
+    speed.set_title(f"Emulated, {sizes} a rank" + ("\n(links slower with scale)" if slower else ""), loc="left")
     share.set_title("Emulated: use of the links", loc="left")
     paper.set_title("Paper: A100", loc="left")
     speed.set_ylabel("bus bandwidth (MB/s)")
@@ -64,6 +66,7 @@ def draw(table: pd.DataFrame) -> plt.Figure:
     share.set_ylim(0, 115)
     for panel in (speed, paper):
         panel.set_yscale("log")
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         panel.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     shapes = table.drop_duplicates("ranks")
     for panel, ranks in ((speed, shapes), (share, shapes[shapes["hosts"] > 1])):
@@ -77,9 +80,10 @@ def draw(table: pd.DataFrame) -> plt.Figure:
     paper.set_xticks(sorted(rows["gpus"].astype(int).unique()))
     paper.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     paper.set_xlabel("GPUs")
-    for panel in (speed, share, paper):
         panel.minorticks_off()
-        panel.legend(loc="lower left" if panel is not paper else "upper right", handlelength=1.8, labelspacing=0.3)
+    paper.minorticks_off()
+    share.legend(loc="lower left", handlelength=1.8, labelspacing=0.3)
+    paper.legend(loc="upper right", handlelength=1.8, labelspacing=0.3)
     return figure
 
 
