@@ -24,6 +24,7 @@ NEEDED = (
     *LISTS,
     *(f"breakdown_{part}_ms" for part in PARTS),
 )
+PARTS_SENT = {"embeddings": "embedding bytes", "dense": "dense gradients' bytes"}
 SHARDINGS = {"table_row_wise": "table-row-wise", "tower_collection": "EmbeddingTowerCollection"}
 
 
@@ -125,8 +126,8 @@ def speedup(table: pd.DataFrame, shape: Shape, contestant: str, over: str) -> co
         pair.append(own)
     if len(pair[0]) != len(pair[1]):
         raise records.InputError(
-            f"{contestant} and {over} at {in_short(shape)} ran {len(pair[0])} and {len(pair[1])} turns: time them again, "
-            "in one job"
+            f"{contestant} and {over} at {in_short(shape)} ran {len(pair[0])} and {len(pair[1])} turns: time them "
+            "again, in one job"
         )
     return comparison.spread(pd.Series([own / other for own, other in zip(*pair, strict=True)]))
 
@@ -148,10 +149,11 @@ def name(contestant: str) -> str:
     text = comparison.NAMES.get(model, model)
     for part in filter(None, rest.split("-")):
         text += f" (D = {part[1:]})" if re.fullmatch(r"D\d+", part) else f", {SHARDINGS.get(part, part)}"
-    for other in others:
-        part, _, whose = other.partition("=")
-        text += f" + {part} bytes of {name(whose)}"
-    return text
+    whose = dict(other.split("=") for other in others)
+    if len(whose) > 1 and len(set(whose.values())) == 1:
+        return f"{text} with all bytes of {name(whose['dense'])}"
+    words = [f"{PARTS_SENT[part]} of {name(other)}" for part, other in whose.items()]
+    return f"{text} with {' and '.join(words)}" if words else text
 
 
 def in_short(shape: Shape) -> str:
@@ -173,8 +175,8 @@ def about(table: pd.DataFrame) -> str:
     """Where the numbers come from, and what time dilation is."""
     cores = sorted({json.loads(text)["cores"] for text in table["hardware"]})
     text = (
-        f"Emulated: all ranks share the {' or '.join(map(str, cores))} cores of one machine, where each would have a GPU "
-        "of its own, and hosts talk over links whose rate is shaped. No number here is a measurement of GPUs: read "
+        f"Emulated: all ranks share the {' or '.join(map(str, cores))} cores of one machine, where each would have a "
+        "GPU of its own, and hosts talk over links whose rate is shaped. No number here is a measurement of GPUs: read "
         "ratios, not times."
     )
     rates = table.dropna(subset=["link_bits_per_s"]).drop_duplicates("shape")

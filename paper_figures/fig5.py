@@ -80,10 +80,10 @@ def draw(table: pd.DataFrame) -> plt.Figure:
     paper.set_xticks(sorted(rows["gpus"].astype(int).unique()))
     paper.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     paper.set_xlabel("GPUs")
+    for panel in (speed, share, paper):
         panel.minorticks_off()
-    paper.minorticks_off()
     share.legend(loc="lower left", handlelength=1.8, labelspacing=0.3)
-    paper.legend(loc="upper right", handlelength=1.8, labelspacing=0.3)
+    paper.legend(loc="center right", bbox_to_anchor=(1, 0.5), handlelength=1.8, labelspacing=0.3)
     return figure
 
 

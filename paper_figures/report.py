@@ -1,6 +1,6 @@
 """One HTML file that tells a study to a reader who was not there; it opens offline, images inside.
 
-Reads records.csv, the data set's manifest.json and the drawn figure; the tables are built anew from the records.
+Reads records.csv, the data set's manifest.json and the drawn figures; the tables are built anew from the records.
 """
 
 import argparse
@@ -12,15 +12,22 @@ from pathlib import Path
 import jinja2
 import pandas as pd
 
-from paper_figures import comparison, complexity, findings, records, table4
+from paper_figures import comparison, complexity, emulated, emulated_section, findings, records, table4
 
 FAULT = re.compile(r"(diverged|oom|failed|timeout|not run|undefined|AUC undefined)( \(\d+ of \d+\))?")
 ABSENT = ("n/a", "not in paper", "not counted", "no shared seed", "none")
 SPLITS = ("train", "validation", "test")
 
 
-def render(table: pd.DataFrame, manifest: dict, figure_png: bytes) -> str:
-    """The report as HTML text. Raises InputError when the manifest belongs to other data than the records."""
+def render(table: pd.DataFrame, manifest: dict, figure_png: bytes, section: str = "") -> str:
+    """The report as HTML text.
+
+    Args:
+        section: on an emulated cluster (emulated_section.html); "" for a study without.
+
+    Raises:
+        InputError: the manifest belongs to other data than the records.
+    """
     runs = records.accuracy(table)
     if set(runs["split_hash"]) != {manifest.get("split_hash")}:
         raise records.InputError(
@@ -41,6 +48,7 @@ def render(table: pd.DataFrame, manifest: dict, figure_png: bytes) -> str:
         group_starts=_group_starts(built["model"]),
         paper_only=table4.paper_only(built),
         figure=base64.b64encode(figure_png).decode(),
+        section=section,
         complexity=complexity.readable(complexity.build(table)),
         runs=[_run(row) for row in runs.to_dict("records")],
         hardware=_distinct(runs, "hardware"),
@@ -150,14 +158,30 @@ def main() -> None:
     parser.add_argument("--records", type=Path, required=True, help="records.csv of a study")
     parser.add_argument("--manifest", type=Path, required=True, help="manifest.json of the data that the runs read")
     parser.add_argument("--figure", type=Path, required=True, help="auc_towers.png")
+    parser.add_argument("--link", type=Path, help="what bench.calibrate wrote, where a cluster was emulated")
+    parser.add_argument(
+        "--emulated",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="PNG",
+        help="figures of the emulated cluster, with --link",
+    )
     parser.add_argument("--out", type=Path, required=True, help="HTML file to write")
     args = parser.parse_args()
     table = records.read(args.records)
     try:
         manifest, figure = json.loads(args.manifest.read_text()), args.figure.read_bytes()
+        drawn = {path.stem: path.read_bytes() for path in args.emulated}
     except (OSError, ValueError) as error:
         raise records.InputError(f"cannot read an input of the report: {error}") from None
-    records.write_text(args.out, render(table, manifest, figure))
+    section = ""
+    if args.link is not None:
+        rows = emulated.rows(table)
+        if rows.empty:
+            raise records.InputError(f"{args.records} has no throughput of an emulated cluster: leave out --link")
+        section = emulated_section.html(rows, drawn, emulated_section.read_link(args.link))
+    records.write_text(args.out, render(table, manifest, figure, section))
 
 
 if __name__ == "__main__":
