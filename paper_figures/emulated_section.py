@@ -13,20 +13,23 @@ from paper_figures import apart, auc_towers, comparison, emulated, paper_values,
 FIGURES = {  # file: (title, how to read it)
     "fig1_13": (
         "Figures 1 and 13: where an iteration's time goes",
-        "Profiled in a turn of its own, which takes longer than one without a profiler. The wait for the slowest rank is "
-        "no communication and stands apart; shares leave it out.",
+        "Profiled in a turn of its own, which takes longer than one without a profiler. The wait for the slowest rank "
+        "is no communication and stands apart; shares leave it out.",
     ),
     "fig5": (
         "Figure 5: collectives",
-        "Left, links are slower at larger shapes by time dilation; the middle panel is free of that. Peers are the ranks "
-        "at one place of each host.",
+        "Left, links are slower at larger shapes by time dilation; the middle panel is free of that. Peers are the "
+        "ranks at one place of each host.",
     ),
     "fig10": (
         "Figure 10: DMT over the strong flat baseline",
         "Bars are medians of turns, whiskers lowest to highest. Of several widths D the widest is drawn.",
     ),
     "fig11": ("Figure 11: SPTT alone, and tower modules over SPTT", "The paper prints tower modules over SPTT only."),
-    "fig12": ("Figure 12: speedup by compression ratio", "Smaller D, fewer bytes between hosts; at an AUC that falls."),
+    "fig12": (
+        "Figure 12: speedup by compression ratio",
+        "Narrower towers send fewer bytes. The paper's table 5 has what that costs in AUC.",
+    ),
     "apart": (
         "What DMT-DCN's speedup consists of",
         "A part switched alone: SPTT-DCN with DMT-DCN's operations, or with as many embedding bytes, or bytes of dense "
@@ -34,10 +37,13 @@ FIGURES = {  # file: (title, how to read it)
     ),
 }
 SPTT = (
-    "SPTT moves as many bytes across hosts as the flat exchange. What it saves on a real cluster, the cost of talking to "
-    "many peers through NICs and moves over NVLink instead, emulated links do not have, and its extra steps cost time on "
-    "shared cores: a speedup of SPTT alone cannot be expected here."
+    "SPTT moves as many bytes across hosts as the flat exchange. Emulated links have no cost for each peer that it "
+    "could save, as NICs and NVLink of a real cluster do, and its extra steps cost time on shared cores: SPTT alone is "
+    "not expected to be faster here."
 )
+
+
+Said = tuple[str, str]  # what the records say, and what the paper prints ("": nothing)
 
 
 def html(table: pd.DataFrame, figures: dict[str, bytes], link: dict) -> markupsafe.Markup:
@@ -55,7 +61,7 @@ def html(table: pd.DataFrame, figures: dict[str, bytes], link: dict) -> markupsa
     rendered = environment.from_string(text).render(
         about=emulated.about(table),
         rate=rate(link, table),
-        said=[*dmt(table), *sptt(table), *parts(table), *throughput_table.collections(table)],
+        said=[*dmt(table), *sptt(table), *parts(table), *((text, "") for text in throughput_table.collections(table))],
         figures=[
             {"title": title, "reading": reading, "png": base64.b64encode(figures[name]).decode(), "name": name}
             for name, (title, reading) in FIGURES.items()
@@ -86,9 +92,10 @@ def rate(link: dict, table: pd.DataFrame) -> str:
         raise records.InputError(f"link.json is not as bench.calibrate writes it: {error}") from None
     text = (
         f"The links' rate was chosen by a rule that no result of DMT enters (bench.calibrate): with {hosts} hosts of "
-        f"{shape['ranks_per_host']} ranks, {name} spends as large a share of its iteration in exposed embedding "
-        f"communication as the paper reports of it on 64 H100, {wanted:.1%} (both without the wait for the slowest rank). "
-        f"After {tried} measurements the rate is {bits / 1e6:.1f} Mbit/s, where the share was found to be {found:.1%}."
+        f"{shape['ranks_per_host']} ranks, {name} is to spend {wanted:.1%} of its iteration in exposed embedding "
+        f"communication, the wait for the slowest rank left out (paper, figure 1, DCN on 64 H100: "
+        f"{_share_in_paper():g}%). After {tried} measurements the rate is {bits / 1e6:.1f} Mbit/s, where the share was "
+        f"found to be {found:.1%}."
     )
     own = table[(table["shape"] == (hosts, shape["ranks_per_host"])) & table["link_bits_per_s"].notna()]
     other = sorted(set(own["link_bits_per_s"][abs(own["link_bits_per_s"] / bits - 1) > 0.001]))
@@ -98,7 +105,12 @@ def rate(link: dict, table: pd.DataFrame) -> str:
     return text
 
 
-def dmt(table: pd.DataFrame) -> list[str]:
+def _share_in_paper() -> float:
+    rows = paper_values.values()
+    return rows[(rows["item"] == "fig1") & (rows["series"] == "exposed_embedding_communication")]["value"].item()
+
+
+def dmt(table: pd.DataFrame) -> list[Said]:
     """DMT over the flat baseline, and beside DMT-DLRM the flat DLRM with the same over arch."""
     sentences = []
     for family, name in auc_towers.FAMILIES.items():
@@ -108,14 +120,14 @@ def dmt(table: pd.DataFrame) -> list[str]:
         text = f"DMT-{name} over the flat {name}, emulated, lowest to highest of the turns in brackets: {speed}."
         if family == "dlrm" and (alone := _by_shape(table, "dlrm_small_over", family)):
             text += (
-                f" The flat DLRM that only has DMT's smaller over arch is already {alone} times as fast as the flat DLRM: "
-                "that much of DMT-DLRM's speedup comes without towers."
+                f" The flat DLRM with DMT's smaller over arch over the flat DLRM: {alone}; so much of DMT-DLRM's "
+                "speedup that over arch gives alone, without towers."
             )
-        sentences.append(f"{text} {_paper('fig10', family)}")
+        sentences.append((text, _paper("fig10", family)))
     return sentences
 
 
-def sptt(table: pd.DataFrame) -> list[str]:
+def sptt(table: pd.DataFrame) -> list[Said]:
     """SPTT alone over the flat baseline, why it is no faster here, and tower modules over SPTT."""
     alone = [
         f"SPTT-{name} over the flat {name}: {speed}"
@@ -127,16 +139,16 @@ def sptt(table: pd.DataFrame) -> list[str]:
         for family, name in auc_towers.FAMILIES.items()
         if (speed := _by_shape(table, f"dmt_{family}", f"sptt_{family}"))
     ]
-    sentences = [f"SPTT alone, emulated: {'; '.join(alone)}. {SPTT}"] if alone else []
+    sentences = [(f"SPTT alone, emulated: {'; '.join(alone)}. {SPTT}", "")] if alone else []
     if modules:
-        sentences.append(f"Tower modules, emulated: {'; '.join(modules)}. {_paper('fig11', 'dlrm')}")
+        sentences.append((f"Tower modules, emulated: {'; '.join(modules)}.", _paper("fig11", "dlrm")))
     return sentences
 
 
-def parts(table: pd.DataFrame) -> list[str]:
+def parts(table: pd.DataFrame) -> list[Said]:
     """What DMT-DCN's speedup consists of, where its mixtures ran."""
     found = apart.taken(table)
-    return [f"Emulated, {emulated.in_short(found.shape)}: {apart.words(found)}"] if found else []
+    return [(f"Emulated, {emulated.in_short(found.shape)}: {apart.words(found)}", "")] if found else []
 
 
 def _by_shape(table: pd.DataFrame, model: str, over: str) -> str:
@@ -150,8 +162,7 @@ def _paper(item: str, panel: str) -> str:
     rows = paper_values.values()
     rows = rows[(rows["item"] == item) & (rows["panel"] == panel)]
     low, high, gpus = rows["value"].min(), rows["value"].max(), rows["gpus"].astype(int)
-    what = rows["series"].iloc[0].replace("_over_", " over ").replace("_", " ")
-    return f"Paper, figure {item[3:]}, {what}: {low:g} to {high:g} on {gpus.min()} to {gpus.max()} GPUs."
+    return f"Paper, figure {item[3:]}, {panel.upper()}: {low:g} to {high:g} on {gpus.min()} to {gpus.max()} GPUs."
 
 
 def read_link(path: Path) -> dict:
