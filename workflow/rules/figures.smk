@@ -109,11 +109,6 @@ rule throughput_table:
         " > {log} 2>&1"
 
 
-def of_emulated(*paths: str):
-    """An input function: these paths of a place with an emulated cluster, none of another place."""
-    return lambda wildcards: expand(paths, place=wildcards.place) if study.is_emulated(wildcards.place) else []
-
-
 rule report:
     input:
         records=lambda wildcards: study.stored(wildcards.place) / "records.csv",
@@ -123,7 +118,7 @@ rule report:
         link=lambda wildcards: (
             [study.stored(wildcards.place) / "link.json"] if study.is_emulated(wildcards.place) else []
         ),
-        emulated=of_emulated(*EMULATED_PNGS),
+        emulated=lambda wildcards: EMULATED_PNGS if study.is_emulated(wildcards.place) else [],
         sources=sources("paper_figures.report"),
     output:
         "results/{place}/report.html",
