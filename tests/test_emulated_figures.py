@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from bench import gather as gathering
+from bench import record
 from paper_figures import (
     apart,
     emulated,
@@ -97,6 +98,7 @@ def throughput(contestant: str, ms: tuple | None, hosts: int = 2, profiled: bool
         "dilation": hosts / 2,
         "parts_of": whose if others else None,
         "memory_MiB": {"max": 512.0, "mean": 500.0},
+        "plan": {},
     }
     predicted = [1_000_000.0, 1_500_000.0] * (hosts // 2)
     made["bytes"] = {
@@ -110,10 +112,11 @@ def throughput(contestant: str, ms: tuple | None, hosts: int = 2, profiled: bool
 
 
 def study(contestants: dict, more: list[dict] = ()) -> pd.DataFrame:
-    """records.csv of these contestants (name: ms) and of an accuracy run, as read from the file."""
-    made = [made_up.record("dcn", 1, 0)] + [throughput(name, ms) for name, ms in contestants.items()] + list(more)
-    table = pd.DataFrame([gathering.row(record) for record in made])
-    return table
+    """records.csv of these contestants (name: ms), of more records, and of an accuracy run."""
+    made = [made_up.record("dcn", 1, 0), *(throughput(name, ms) for name, ms in contestants.items()), *more]
+    for one in made:
+        record.check(one, Path(one["run"]))
+    return pd.DataFrame([gathering.row(one) for one in made])
 
 
 @pytest.fixture
