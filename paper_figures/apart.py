@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from paper_figures import emulated, records, style
 
 PARTS = {"operations": "operations", "embeddings": "embedding bytes", "dense": "dense gradients"}
+TOGETHER = "together"
 State = frozenset[str]  # the parts that are DMT-DCN's; the others are SPTT-DCN's
 NOTHING, ALL = frozenset(), frozenset(PARTS)
 
@@ -94,13 +95,14 @@ def draw(table: pd.DataFrame) -> plt.Figure:
     cost = {"facecolor": "#de8f05", "hatch": "...."}
     names, level = [], found.flat
     steps = [("SPTT", found.flat - found.states[NOTHING])]
-    steps += [(label, found.alone(part)) for part, label in PARTS.items()] + [("together", found.remainder)]
+    steps += [(label, found.alone(part)) for part, label in PARTS.items()] + [(TOGETHER, found.remainder)]
     axes.bar(0, found.flat, 0.7, edgecolor="#222222", lw=0.5, **end)
     _above(axes, 0, found.flat, f"{found.flat:.0f}")
     for place, (label, spared) in enumerate(steps, 1):
         names.append(label)
         if spared is None:
-            axes.text(place, level, "not run", rotation=90, fontsize=6.5, ha="center", va="top")
+            word = "unknown" if label == TOGETHER else "not run"
+            axes.text(place, level, word, rotation=90, fontsize=6.5, ha="center", va="top")
             continue
         look = spare if spared > 0 else cost
         axes.bar(place, -spared, 0.7, level, edgecolor="#222222", lw=0.5, **look)

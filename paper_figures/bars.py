@@ -39,7 +39,8 @@ def draw(axes: Axes, groups: list[str], series: list[Series], written: bool = Tr
                 reach = [[value.median - value.low], [value.high - value.median]]
                 axes.errorbar(x, value.median, reach, color="black", linewidth=0.8, capsize=1.8, capthick=0.8)
             if written:
-                axes.text(x, value.high + 0.03, f"{value.median:.2f}", fontsize=6.5, ha="center", va="bottom")
+                box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.5}
+                axes.text(x, value.high + 0.04, f"{value.median:.2f}", fontsize=6.5, ha="center", va="bottom", bbox=box)
     axes.axhline(1, color="black", linewidth=0.8, linestyle=(0, (4, 2)))
     axes.set_xticks(range(len(groups)), groups)
     axes.set_axisbelow(True)

@@ -37,7 +37,7 @@ def draw(table: pd.DataFrame) -> plt.Figure:
         left.set_title(f"{name}: emulated, over flat {name}", loc="left")
         right.set_title(f"{name}: paper, on GPUs", loc="left")
         left.set_ylabel("speedup")
-        left.set_ylim(0, left.get_ylim()[1] * 1.12)
+        left.set_ylim(0, left.get_ylim()[1] * 1.2)
         for panel in (left, right):
             panel.legend(loc="upper left", ncols=3, handlelength=1.4, columnspacing=1, borderaxespad=0)
     axes[1][0].set_xlabel("ranks (hosts x ranks a host)")
