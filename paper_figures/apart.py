@@ -61,11 +61,9 @@ class Apart:
 
 
 def taken(table: pd.DataFrame) -> Apart | None:
-    """At the largest shape where a mixture ran; None where DCN, SPTT-DCN or DMT-DCN did not run well there."""
+    """At the mixtures' shape, the main one without; None where DCN, SPTT-DCN or DMT-DCN did not run well there."""
     mixed = table[table["parts_of"].notna() & (table["status"] == "ok")]
-    if mixed.empty:
-        return None
-    shape = max(mixed["shape"])
+    shape = max(mixed["shape"], default=emulated.main_shape(table) or max(table["shape"]))
     states = {}
     for _, row in mixed[mixed["shape"] == shape].iterrows():
         if set(row["parts_of"].values()) <= {"sptt_dcn", "dmt_dcn"}:
@@ -83,12 +81,9 @@ def _ms(row: pd.Series) -> float:
 
 
 def draw(table: pd.DataFrame) -> plt.Figure:
-    """Raises InputError: nothing to take apart."""
     found = taken(table)
     if found is None:
-        raise records.InputError(
-            "no speedup to take apart: time dcn, sptt_dcn, dmt_dcn and their mixtures (bench.mixture) in one job"
-        )
+        return emulated.nothing("of DCN, SPTT-DCN and DMT-DCN one was not run, or failed.")
     style.use()
     figure, axes = plt.subplots(figsize=(style.COLUMN, 3.3), layout="constrained")
     end, spare = {"facecolor": "#8c8c8c"}, {"facecolor": "#029e73", "hatch": "////"}
@@ -106,7 +101,7 @@ def draw(table: pd.DataFrame) -> plt.Figure:
             continue
         look = spare if spared > 0 else cost
         axes.bar(place, -spared, 0.7, level, edgecolor="#222222", lw=0.5, **look)
-        text = f"{-spared:+.0f}\n({100 * spared / found.whole:.0f} %)" if place > 1 else f"{-spared:+.0f}"
+        text = f"{-spared:+.0f}\n({_percent(spared, found.whole)})" if place > 1 else f"{-spared:+.0f}"
         _above(axes, place, max(level, level - spared), text)
         axes.plot([place - 0.65, place + 0.35], [level, level], color="#222222", lw=0.6)
         level -= spared
@@ -155,7 +150,7 @@ def words(found: Apart) -> str:
 
 
 def _percent(ms: float, whole: float) -> str:
-    return f"{100 * ms / whole:.0f} %"
+    return f"{100 * ms / whole:.0f} %" if whole > 0 else "nothing is spared"
 
 
 if __name__ == "__main__":

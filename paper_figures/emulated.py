@@ -7,6 +7,7 @@ shape is (hosts, ranks a host). All contestants of a shape ran in one job, in tu
 import argparse
 import json
 import re
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -191,6 +192,14 @@ def about(table: pd.DataFrame) -> str:
         "of the cores than where the rate was found, links are slower by the same factor (time dilation), so that "
         "computing and sending keep their ratio; times at different shapes may therefore not be compared."
     )
+
+
+def nothing(sentence: str) -> Figure:
+    """Stands in for a figure whose contestants did not run, or failed: it says so."""
+    style.use()
+    figure = Figure(figsize=(style.COLUMN, 0.9))
+    figure.text(0.02, 0.5, textwrap.fill(f"Emulated, nothing to draw: {sentence}", 56), fontsize=8, va="center")
+    return figure
 
 
 def draw_figure(name: str, doc: str, draw: Callable[[pd.DataFrame], Figure]) -> None:

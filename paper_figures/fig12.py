@@ -24,12 +24,12 @@ def contestants(table: pd.DataFrame, shape: emulated.Shape) -> dict[str, str]:
 
 
 def draw(table: pd.DataFrame) -> plt.Figure:
-    """At the shape with most compression ratios. Raises InputError: DMT-DLRM did not run."""
+    """At the shape with most compression ratios."""
     style.use()
     shape = max(emulated.shapes(table), key=lambda shape: (len(contestants(table, shape)), shape))
     names = contestants(table, shape)
     if not names:
-        raise records.InputError("no DMT-DLRM ran on the emulated cluster: time dmt_dlrm-D8 and other widths")
+        return emulated.nothing("DMT-DLRM was not run.")
     values = [emulated.speedup(table, shape, name, OVER) for name in names.values()]
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(style.WIDE, 2.6), sharey=True, layout="constrained", width_ratios=(2, 3)

@@ -30,15 +30,8 @@ def measured(table: pd.DataFrame) -> dict[str, dict[str, float]]:
     """Milliseconds by contestant and part, at the main shape; "wait" is taken out of the communication.
 
     The wait is out of the embeddings' time, as bench.calibrate has it, and out of the dense one where it is longer.
-
-    Raises:
-        InputError: no contestant was profiled.
     """
     shape = emulated.main_shape(table)
-    if shape is None:
-        raise records.InputError(
-            "no contestant of the emulated cluster has a breakdown: time them without --no-breakdown"
-        )
     found = {}
     for model in MODELS:
         row = emulated.of(table, shape, emulated.contestant_of(table, shape, model))
@@ -79,6 +72,8 @@ def shares(parts: dict[str, float]) -> dict[str, float]:
 def draw(table: pd.DataFrame) -> plt.Figure:
     style.use()
     ours, papers = measured(table), printed()
+    if not ours:
+        return emulated.nothing("no contestant was profiled.")
     figure, axes = plt.subplots(
         2, 2, figsize=(style.WIDE, 1.75 + 0.24 * (len(ours) + len(papers))), sharey="row", layout="constrained",
         height_ratios=(len(ours), len(papers)), width_ratios=(3, 2),

@@ -184,9 +184,18 @@ def test_waterfall_without_some_mixtures():
     written = [text.get_text() for text in apart.draw(table).axes[0].texts]
     assert (written.count("not run"), written.count("unknown")) == (2, 1)
     none = {name: ms for name, ms in MS.items() if "+" not in name}
-    assert apart.taken(emulated.rows(study(none))) is None
-    with pytest.raises(records.InputError, match="no speedup to take apart"):
-        apart.draw(emulated.rows(study(none)))
+    assert apart.taken(emulated.rows(study(none))).whole == pytest.approx(100)
+
+
+def test_what_cannot_be_drawn_is_said():
+    table = emulated.rows(study({"dcn": MS["dcn"], "dmt_dcn": None}))
+    table["breakdown_iteration_ms"] = None
+    for module, why in ((apart, "one was not run, or failed"), (fig1_13, "profiled"), (fig12, "DMT-DLRM was not run")):
+        (text,) = module.draw(table).texts
+        assert why in text.get_text().replace("\n", " ")
+    assert emulated_section.parts(table) == []
+    slower = apart.taken(emulated.rows(study(MS | {"dmt_dcn": (200, 200, 200)})))
+    assert "(nothing is spared)" in apart.words(slower)
 
 
 def states(ms) -> apart.Apart:
