@@ -148,7 +148,7 @@ def sptt(table: pd.DataFrame) -> list[Said]:
 def parts(table: pd.DataFrame) -> list[Said]:
     """What DMT-DCN's speedup consists of, where its mixtures ran."""
     found = apart.taken(table)
-    return [(f"Emulated, {emulated.in_short(found.shape)}: {apart.words(found)}", "")] if found else []
+    return [(f"Emulated, at {emulated.in_short(found.shape)}. {apart.words(found)}", "")] if found else []
 
 
 def _by_shape(table: pd.DataFrame, model: str, over: str) -> str:
