@@ -33,12 +33,12 @@ rule all:
         *rules.gather.input.throughput,
         *rules.gather.input.collectives,
         rules.gather.output,
-        expand(DRAWN, place=STUDY),
+        drawn([STUDY]),
 
 
 rule figures:
     input:
-        lambda wildcards: expand(DRAWN, place=study.reference_places()),
+        lambda wildcards: drawn(study.reference_places()),
 
 
 onstart:

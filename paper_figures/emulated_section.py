@@ -82,13 +82,12 @@ def rate(link: dict, table: pd.DataFrame) -> str:
         InputError: the file is not of bench.calibrate.
     """
     try:
-        bits, wanted, shape = link["bits_per_s"], link["share"], link["topology"]
-        name, points = comparison.NAMES.get(link["contestant"], link["contestant"]), link["points"]
+        bits, wanted, found, shape = (link[name] for name in ("bits_per_s", "wanted", "share", "topology"))
+        name, tried = comparison.NAMES.get(link["contestant"], link["contestant"]), len(link["points"])
         hosts = shape["ranks"] // shape["ranks_per_host"]
         if bits is None:
             return "Links could not be emulated here: ranks of all hosts talk over loopback, unshaped."
-        found, tried = points[-1]["share"], len(points)
-    except (KeyError, IndexError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise records.InputError(f"link.json is not as bench.calibrate writes it: {error}") from None
     text = (
         f"The links' rate was chosen by a rule that no result of DMT enters (bench.calibrate): with {hosts} hosts of "

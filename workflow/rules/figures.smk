@@ -115,10 +115,8 @@ rule report:
         manifest=lambda wildcards: study.stored(wildcards.place) / "manifest.json",
         tables=[rules.table4.output.csv, rules.complexity_table.output.csv],
         figure=rules.auc_towers.output.png,
-        link=lambda wildcards: (
-            [study.stored(wildcards.place) / "link.json"] if study.is_emulated(wildcards.place) else []
-        ),
-        emulated=lambda wildcards: EMULATED_PNGS if study.is_emulated(wildcards.place) else [],
+        link=lambda wildcards: ([study.stored(wildcards.place) / "link.json"] if is_emulated(wildcards.place) else []),
+        emulated=lambda wildcards: EMULATED_PNGS if is_emulated(wildcards.place) else [],
         sources=sources("paper_figures.report"),
     output:
         "results/{place}/report.html",
@@ -144,3 +142,9 @@ DRAWN_EMULATED = [
     *[png.removesuffix("png") + "pdf" for png in EMULATED_PNGS],
     *rules.throughput_table.output,
 ]
+
+
+def drawn(places):
+    """All tables, figures and reports of these places."""
+    emulated = [place for place in places if is_emulated(place)]
+    return expand(DRAWN, place=places) + expand(DRAWN_EMULATED, place=emulated)
