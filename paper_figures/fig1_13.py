@@ -27,10 +27,7 @@ PAPER_PARTS = {
 
 
 def measured(table: pd.DataFrame) -> dict[str, dict[str, float]]:
-    """Milliseconds by contestant and part, at the main shape; "wait" is taken out of the communication.
-
-    The wait is out of the embeddings' time, as bench.calibrate has it, and out of the dense one where it is longer.
-    """
+    """Milliseconds by contestant and part, at the main shape; "wait" is taken out of the embeddings' time."""
     shape = emulated.main_shape(table)
     found = {}
     for model in MODELS:
@@ -38,11 +35,9 @@ def measured(table: pd.DataFrame) -> dict[str, dict[str, float]]:
         if row is None or pd.isna(row["breakdown_iteration_ms"]):
             continue
         parts = {part: row[f"breakdown_{part}_ms"] for part in ("compute", "embedding", "dense", "others")}
-        wait = row["breakdown_straggler_wait_ms"]
-        of_embedding = min(wait, parts["embedding"])
-        parts["embedding"] -= of_embedding
-        parts["dense"] -= min(wait - of_embedding, parts["dense"])
-        found[row["contestant"]] = parts | {"wait": wait}
+        parts["wait"] = row["breakdown_straggler_wait_ms"]
+        parts["embedding"] -= parts["wait"]
+        found[row["contestant"]] = parts
     return found
 
 

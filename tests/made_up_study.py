@@ -14,6 +14,7 @@ BASE = {
     "dcn": 0.7910,
     "dmt_dcn": 0.7908,
 }
+BATCH, RATE = 1000, 200_000_000  # of throughput: samples a rank, bits a second of a link at 2x2
 MANIFEST = {
     "format": 1,
     "name": "made up",
@@ -99,62 +100,62 @@ def complexity(model: str, towers: int, tower_dim: int | None, mflop: float, par
     }
 
 
-def throughput(contestant: str, shape: str, ms: float, study: str = "made-up", **changes) -> dict:
-    """A record of bench.throughput: three turns, of 0.8, 1 and 1.25 times `ms` an iteration; links of 100 Mbit/s."""
-    hosts, ranks_per_host = map(int, shape.split("x"))
-    ranks, batch = hosts * ranks_per_host, 1024
-    model = contestant.partition("+")[0].partition("-")[0].partition(":")[0]
-    has_towers = model.startswith(("dmt_", "sptt_"))
-    names = [part.partition("=")[2] for part in contestant.split("+")[1:]]
-    times = [0.8 * ms, ms, 1.25 * ms]
-    across = ms * 1e4
-    made = _frame(study, f"{contestant.replace(':', '-')}-{shape}", model, hosts if has_towers else 1) | {
+def throughput(contestant: str, ms: tuple | None, hosts: int = 2, profiled: bool = True) -> dict:
+    """A record as bench.throughput writes it, ms in three turns on hosts of two ranks; ms None: it failed."""
+    operations, *others = contestant.split("+")
+    model, _, sharding = operations.partition(":")
+    model, _, dim = model.partition("-D")
+    ratio = 1.0 if not model.startswith("dmt_") else 16 / int(dim) if dim else 6.5
+    whose = {"operations": operations, "embeddings": operations, "dense": operations} | dict(
+        other.split("=") for other in others
+    )
+    made = _frame("made-up", f"{contestant.replace(':', '-')}-{hosts}x2", model, 1) | {
         "kind": "throughput",
         "provenance": "emulated",
+        "tower_dim": int(dim) if dim else None,
+        "compression_ratio": ratio if ms else 1.0,
+        "topology": {"ranks": 2 * hosts, "ranks_per_host": 2, "hosts": hosts, "link": "emulated"},
         "seed": 0,
         "data": None,
         "accuracy": None,
         "complexity": None,
-        "topology": {"ranks": ranks, "ranks_per_host": ranks_per_host, "hosts": hosts, "link": "emulated"},
-        "throughput": {
-            "sharding": "towers" if has_towers else "planner",
-            "wire": "half",
-            "local_batch": batch,
-            "warmup": 1,
-            "iterations": 2,
-            "repeats": 3,
-            "samples_per_s": [ranks * batch / time * 1e3 for time in times],
-            "iteration_ms": times,
-            "open_ms": [ms / 2, ms / 2],
-            "link_bits_per_s": 100_000_000,
-            "dilation": 1.0,
-            "memory_MiB": {"max": 1000.0, "mean": 900.0},
-            "plan": {"t_f0": {"sharding_type": "table_wise", "ranks": [0]}},
-            "parts_of": {"operations": contestant.partition("+")[0], "embeddings": names[0], "dense": names[-1]}
-            if names
-            else None,
-        },
-        "bytes": {
-            "counted": {"inside": 10.0, "across": across},
-            "predicted": {"inside": 10.0, "across": across},
-            "predicted_parts": {"embeddings between": {"inside": 10.0, "across": across}},
-            "links": {"sent": [across * ranks_per_host * 1.01] * hosts, "predicted": [across * ranks_per_host] * hosts},
-        },
-        "breakdown": None
-        if names
-        else {
-            "iterations": 2,
-            "iteration_ms": ms,
-            "compute": 0.5 * ms,
-            "embedding": 0.3 * ms,
-            "dense": 0.1 * ms,
-            "others": 0.1 * ms,
-            "embedding_max": 0.4 * ms,
-            "dense_max": 0.1 * ms,
-            "straggler_wait": 0.05 * ms,
-        },
+        "command": "python -m bench.throughput",
     }
-    return made | changes
+    if ms is None:
+        return made | {
+            "status": "failed",
+            "reason": "no plan fits",
+            "throughput": None,
+            "bytes": None,
+            "breakdown": None,
+        }
+    made["throughput"] = {
+        "sharding": sharding or ("towers" if "_d" in model else "planner"),
+        "wire": "half",
+        "local_batch": BATCH,
+        "warmup": 1,
+        "iterations": 3,
+        "repeats": 3,
+        "samples_per_s": [1e3 * 2 * hosts * BATCH / one for one in ms],
+        "iteration_ms": [float(one) for one in ms],
+        "open_ms": None if others else [60.0, 60.0, 60.0],
+        "link_bits_per_s": RATE * 2 // hosts,
+        "dilation": hosts / 2,
+        "parts_of": whose if others else None,
+        "memory_MiB": {"max": 512.0, "mean": 500.0},
+        "plan": {},
+    }
+    predicted = [1_000_000.0, 1_500_000.0] * (hosts // 2)
+    made["bytes"] = {
+        "counted": {"inside": 1.0, "across": 625_000.0},
+        "predicted": {"inside": 1.0, "across": 625_000.0},
+        "predicted_parts": {},
+        "links": {"sent": [1_010_000.0, 1_530_000.0] * (hosts // 2), "predicted": predicted},
+    }
+    parts = {"iteration_ms": 100, "compute": 50, "embedding": 30, "dense": 10, "others": 10, "straggler_wait": 20}
+    parts |= {"iterations": 3, "embedding_max": 30, "dense_max": 10}
+    made["breakdown"] = parts if profiled and not others else None
+    return made
 
 
 def collectives(shape: str, rate: int = 100_000_000) -> dict:

@@ -24,8 +24,6 @@ from paper_figures import (
     throughput_table,
 )
 
-RANKS, BATCH = 4, 1000  # of the shape 2x2
-RATE = 200_000_000
 # ms of an iteration in each of three turns: dmt_dcn over dcn is 1.6, 2.0, 1.5, though medians' ratio is 180 / 100 = 1.8
 MS = {
     "dcn": (160, 200, 180),
@@ -47,7 +45,7 @@ ALL_MIXTURES = {
     "dmt_dcn+dense=sptt_dcn": (130, 130, 130),
 }
 LINK = {
-    "bits_per_s": RATE,
+    "bits_per_s": made_up.RATE,
     "topology": {"ranks": 4, "ranks_per_host": 2, "hosts_per_tower": 1},
     "contestant": "dcn",
     "wanted": 0.275,
@@ -56,67 +54,9 @@ LINK = {
 }
 
 
-def throughput(contestant: str, ms: tuple | None, hosts: int = 2, profiled: bool = True) -> dict:
-    """A record as bench.throughput writes it; ms None: it failed."""
-    operations, *others = contestant.split("+")
-    model, _, sharding = operations.partition(":")
-    model, _, dim = model.partition("-D")
-    ratio = 1.0 if not model.startswith("dmt_") else 16 / int(dim) if dim else 6.5
-    whose = {"operations": operations, "embeddings": operations, "dense": operations} | dict(
-        other.split("=") for other in others
-    )
-    made = made_up._frame("made-up", f"{contestant.replace(':', '-')}-{hosts}x2", model, 1) | {
-        "kind": "throughput",
-        "provenance": "emulated",
-        "tower_dim": int(dim) if dim else None,
-        "compression_ratio": ratio if ms else 1.0,
-        "topology": {"ranks": 2 * hosts, "ranks_per_host": 2, "hosts": hosts, "link": "emulated"},
-        "seed": 0,
-        "data": None,
-        "accuracy": None,
-        "complexity": None,
-        "command": "python -m bench.throughput",
-    }
-    if ms is None:
-        return made | {
-            "status": "failed",
-            "reason": "no plan fits",
-            "throughput": None,
-            "bytes": None,
-            "breakdown": None,
-        }
-    made["throughput"] = {
-        "sharding": sharding or ("towers" if "_d" in model else "planner"),
-        "wire": "half",
-        "local_batch": BATCH,
-        "warmup": 1,
-        "iterations": 3,
-        "repeats": 3,
-        "samples_per_s": [1e3 * 2 * hosts * BATCH / one for one in ms],
-        "iteration_ms": [float(one) for one in ms],
-        "open_ms": None if others else [60.0, 60.0, 60.0],
-        "link_bits_per_s": RATE * 2 // hosts,
-        "dilation": hosts / 2,
-        "parts_of": whose if others else None,
-        "memory_MiB": {"max": 512.0, "mean": 500.0},
-        "plan": {},
-    }
-    predicted = [1_000_000.0, 1_500_000.0] * (hosts // 2)
-    made["bytes"] = {
-        "counted": {"inside": 1.0, "across": 625_000.0},
-        "predicted": {"inside": 1.0, "across": 625_000.0},
-        "predicted_parts": {},
-        "links": {"sent": [1_010_000.0, 1_530_000.0] * (hosts // 2), "predicted": predicted},
-    }
-    parts = {"iteration_ms": 100, "compute": 50, "embedding": 30, "dense": 10, "others": 10, "straggler_wait": 20}
-    parts |= {"iterations": 3, "embedding_max": 30, "dense_max": 10}
-    made["breakdown"] = parts if profiled and not others else None
-    return made
-
-
 def study(contestants: dict, more: list[dict] = ()) -> pd.DataFrame:
     """records.csv of these contestants (name: ms), of more records, and of an accuracy run."""
-    made = [made_up.record("dcn", 1, 0), *(throughput(name, ms) for name, ms in contestants.items()), *more]
+    made = [made_up.record("dcn", 1, 0), *(made_up.throughput(name, ms) for name, ms in contestants.items()), *more]
     for one in made:
         record.check(one, Path(one["run"]))
     return pd.DataFrame([gathering.row(one) for one in made])
@@ -140,7 +80,10 @@ def test_turns_of_two_jobs_are_not_compared(tmp_path):
 
 
 def test_shapes_and_contestants_are_arranged():
-    more = [throughput("dcn", (300, 300, 300), hosts=8, profiled=False), throughput("dcn", (200, 200, 200), hosts=4)]
+    more = [
+        made_up.throughput("dcn", (300, 300, 300), hosts=8, profiled=False),
+        made_up.throughput("dcn", (200, 200, 200), hosts=4),
+    ]
     table = emulated.rows(study(MS, more))
     assert emulated.shapes(table) == [(2, 2), (4, 2), (8, 2)] and emulated.main_shape(table) == (4, 2)
     order = list(table["contestant"][table["shape"] == (2, 2)])
@@ -228,7 +171,7 @@ def test_wait_is_taken_out_of_communication(table):
     parts = fig1_13.measured(table)["dcn"]
     assert parts == {"compute": 50, "embedding": 10, "dense": 10, "others": 10, "wait": 20}
     assert fig1_13.shares(parts)["embedding"] == pytest.approx(12.5), "of 80 ms, as bench.calibrate has it"
-    long = throughput("dmt_dcn", (100, 100, 100))
+    long = made_up.throughput("dmt_dcn", (100, 100, 100))
     long["breakdown"] = long["breakdown"] | {"straggler_wait": 35}
     rest = fig1_13.measured(emulated.rows(study({"dcn": MS["dcn"]}, [long])))["dmt_dcn"]
     assert (rest["embedding"], rest["dense"]) == (0, 5) and sum(rest.values()) == 100
@@ -250,7 +193,7 @@ def test_dmt_stands_beside_the_flat_model_with_its_over_arch(table):
 
 
 def test_compression_ratios():
-    failed = throughput("dmt_dlrm-D2", None)
+    failed = made_up.throughput("dmt_dlrm-D2", None)
     table = emulated.rows(study(MS, [failed]))
     assert fig12.contestants(table, (2, 2)) == {"2": "dmt_dlrm-D8", "4": "dmt_dlrm-D4", "D = 2": "dmt_dlrm-D2"}
     written = [text.get_text() for text in fig12.draw(table).axes[0].texts]
@@ -306,7 +249,7 @@ def test_report_has_the_numbers_in_words():
     ):
         assert words in page, words
     assert "made at another rate" not in page and "http" not in page
-    other = emulated_section.rate(LINK | {"bits_per_s": 2 * RATE}, emulated.rows(table))
+    other = emulated_section.rate(LINK | {"bits_per_s": 2 * made_up.RATE}, emulated.rows(table))
     assert other.endswith("Records of that shape were made at another rate, 200.0 Mbit/s.")
     assert "unshaped" in emulated_section.rate(LINK | {"bits_per_s": None}, emulated.rows(table))
     with pytest.raises(records.InputError, match="link.json is not as bench.calibrate writes it"):
@@ -321,12 +264,12 @@ def test_a_study_without_an_emulated_cluster_reports_none():
 
 
 def test_measured_throughput_is_no_emulated_one():
-    on_gpus = throughput("dcn", (1, 1, 1)) | {"provenance": "measured"}
+    on_gpus = made_up.throughput("dcn", (1, 1, 1)) | {"provenance": "measured"}
     assert emulated.rows(study({}, [on_gpus])).empty
 
 
 def collectives(tmp_path: Path) -> Path:
-    same = {"ranks_per_host": 2, "link_bits_per_s": RATE}
+    same = {"ranks_per_host": 2, "link_bits_per_s": made_up.RATE}
     rows = [
         same | {"ranks": ranks, "hosts": ranks // 2, "kind": kind, "size": size, "busbw_MB_per_s": 1.0, "of_link": 0.9}
         for ranks in (2, 4)

@@ -42,7 +42,7 @@ made = {
     "bench.calibrate": lambda: made_up_study.calibration(shape),
     "bench.collectives": lambda: made_up_study.collectives(shape),
     "bench.throughput": lambda: [
-        made_up_study.throughput(name, shape, 100 + 10 * i, flag("--study"))
+        made_up_study.throughput(name, (100 + 10 * i,) * 3, int(flag("--hosts"))) | {"study": flag("--study")}
         for i, name in enumerate(inner[inner.index("--contestants") + 1 : inner.index("--json")])
     ],
 }[module]()
