@@ -86,8 +86,8 @@ def counters(hosts: int) -> list[dict[str, int]]:
 def start(command: list[str], hosts: int, ranks_per_host: int, rate: int | None) -> list[subprocess.Popen]:
     """The command on every rank; rate None: on this machine's own loopback."""
     size = hosts * ranks_per_host
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, cores() // size))
-    common = {"WORLD_SIZE": str(size), "OMP_NUM_THREADS": threads}
+    # whatever the environment says: Snakemake sets it to the threads of the whole job
+    common = {"WORLD_SIZE": str(size), "OMP_NUM_THREADS": str(max(1, cores() // size))}
     if rate is None:
         local = {"LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
         common |= local | {"GLOO_SOCKET_IFNAME": "lo"}
