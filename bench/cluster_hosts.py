@@ -24,6 +24,7 @@ from bench.files import write_text
 
 BUCKET = ["burst", "256kb", "limit", "8mb"]
 PORT = 29500
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # of a rank; Snakemake gives both the threads of the whole job
 GRACE_S = 5.0  # for the other ranks to end by themselves and say why, once one has failed
 
 
@@ -86,8 +87,8 @@ def counters(hosts: int) -> list[dict[str, int]]:
 def start(command: list[str], hosts: int, ranks_per_host: int, rate: int | None) -> list[subprocess.Popen]:
     """The command on every rank; rate None: on this machine's own loopback."""
     size = hosts * ranks_per_host
-    # whatever the environment says: Snakemake sets it to the threads of the whole job
-    common = {"WORLD_SIZE": str(size), "OMP_NUM_THREADS": str(max(1, cores() // size))}
+    threads = dict.fromkeys(THREADS, str(max(1, cores() // size)))
+    common = {"WORLD_SIZE": str(size)} | threads
     if rate is None:
         local = {"LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
         common |= local | {"GLOO_SOCKET_IFNAME": "lo"}

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from bench import cluster
+from bench.arguments import cores
 from bench.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -165,6 +166,15 @@ def test_where_hosts_cannot_be_emulated_it_says_so_and_can_go_on(monkeypatch, ca
     stdout, stderr = capfd.readouterr()
     assert re.findall(r"^rank (\d) of 4, 4 a host", stdout, re.MULTILINE)
     assert "going on over loopback, unshaped" in stderr
+
+
+@needs_namespaces
+def test_ranks_share_the_cores_whatever_the_environment_says(monkeypatch):
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "16")
+    ranks = cores() + 1
+    code, stdout, _ = run("sh", "-c", "echo $OMP_NUM_THREADS $MKL_NUM_THREADS", hosts=1, ranks_per_host=ranks)
+    assert code == 0 and stdout.splitlines() == ["1 1"] * ranks
 
 
 @needs_namespaces
