@@ -171,10 +171,6 @@ def test_wait_is_taken_out_of_communication(table):
     parts = fig1_13.measured(table)["dcn"]
     assert parts == {"compute": 50, "embedding": 10, "dense": 10, "others": 10, "wait": 20}
     assert fig1_13.shares(parts)["embedding"] == pytest.approx(12.5), "of 80 ms, as bench.calibrate has it"
-    long = made_up.throughput("dmt_dcn", (100, 100, 100))
-    long["breakdown"] = long["breakdown"] | {"straggler_wait": 35}
-    rest = fig1_13.measured(emulated.rows(study({"dcn": MS["dcn"]}, [long])))["dmt_dcn"]
-    assert (rest["embedding"], rest["dense"]) == (0, 5) and sum(rest.values()) == 100
 
 
 def test_the_papers_values_stand_apart(table):
