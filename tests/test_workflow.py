@@ -31,6 +31,7 @@ sizes: {embedding_dim: 4, bottom: [16, 8], over: [8], small_over: [8], cross_lay
 training: {batch_size: 10, learning_rate: 0.001, warmup: 0.1}
 threads: 1
 """
+OTHER_MODELS = ("prior", "logistic", "dlrm_small_over", "dcn", "dmt_dcn", "sptt_dcn", "sptt_dlrm")
 OUT = 'import sys; from pathlib import Path; args = sys.argv; out = Path(args[args.index("--out") + 1])\n'
 GENERATE = (
     OUT

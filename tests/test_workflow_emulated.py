@@ -57,7 +57,6 @@ def finished(tmp_path_factory) -> Path:
     """A study with an emulated cluster, after a call that went through."""
     root = test_workflow.suite.__wrapped__(tmp_path_factory)
     files = {f"bench/{name}.py": "" for name in ("cluster_hosts", "calibrate", "throughput", "collectives")}
-    files |= {f"baselines/{name}.py": "" for name in ("sptt_dcn", "sptt_dlrm")}
     files |= {"tiny.yaml": CONFIG + EMULATED, "bench/cluster.py": CLUSTER, "bench/train.py": OUT + SPAN + TRAIN}
     files["bench/throughput.py"] = "from bench import cluster"
     write(root, files)
