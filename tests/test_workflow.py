@@ -131,10 +131,7 @@ def suite(tmp_path_factory) -> Path:
             "bench/complexity.py": COMPLEXITY,
             "baselines/__init__.py": "",
             "baselines/spec.py": "import dmt.towers",
-            **{
-                f"baselines/{name}.py": ""
-                for name in ("prior", "logistic", "dlrm_small_over", "dcn", "dmt_dcn", "sptt_dcn", "sptt_dlrm")
-            },
+            **{f"baselines/{name}.py": "" for name in OTHER_MODELS},
             "baselines/dlrm.py": "",
             "baselines/dmt_dlrm.py": "from baselines import dlrm",
             "dmt/towers.py": "",

@@ -1,13 +1,7 @@
 # How fast models train on hosts and links emulated on this machine: first the rate of the links, then the shapes (HxL: hosts
 # and ranks a host), each in a job of its own. Time is measured: a job takes all cores, so that nothing runs beside it.
-EMULATED = config.get("emulated")
 SHAPES = list(EMULATED["contestants"]) if EMULATED else []
 EVERY_CORE = 1024  # Snakemake clips it to --cores
-
-
-def is_emulated(place):
-    """Whether an emulated cluster is part of a place: this study, or one that is stored."""
-    return bool(EMULATED) if place == STUDY else (study.stored(place) / "collectives.csv").is_file()
 
 
 wildcard_constraints:

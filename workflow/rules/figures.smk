@@ -142,9 +142,3 @@ DRAWN_EMULATED = [
     *[png.removesuffix("png") + "pdf" for png in EMULATED_PNGS],
     *rules.throughput_table.output,
 ]
-
-
-def drawn(places):
-    """All tables, figures and reports of these places."""
-    emulated = [place for place in places if is_emulated(place)]
-    return expand(DRAWN, place=places) + expand(DRAWN_EMULATED, place=emulated)
