@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import jinja2
-import markupsafe
 import pandas as pd
 
 from paper_figures import apart, auc_towers, comparison, emulated, paper_values, records, throughput_table
@@ -46,7 +45,7 @@ SPTT = (
 Said = tuple[str, str]  # what the records say, and what the paper prints ("": nothing)
 
 
-def html(table: pd.DataFrame, figures: dict[str, bytes], link: dict) -> markupsafe.Markup:
+def html(table: pd.DataFrame, figures: dict[str, bytes], link: dict) -> str:
     """The section as HTML.
 
     Args:
@@ -72,7 +71,7 @@ def html(table: pd.DataFrame, figures: dict[str, bytes], link: dict) -> markupsa
         reading=throughput_table.READING,
         commands=list(table["command"].drop_duplicates()),
     )
-    return markupsafe.Markup(rendered)
+    return rendered
 
 
 def rate(link: dict, table: pd.DataFrame) -> str:
