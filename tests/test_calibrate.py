@@ -90,9 +90,7 @@ def test_links_change_their_rate_while_ranks_run_and_a_calibration_says_what_it_
     across = 2048 * 2 * 4 * 8 * 2 * 2 / 2  # bytes of fp16 embeddings and gradients that a host sends
     assert slow > across * 8 / 14e6 * 1e3 * 0.8  # so long bytes take at this rate, less what a full bucket gives
     done = subprocess.run(
-        command(
-            "sh", "-c", "echo $EMULATED_LINK", link=str(out), ranks_per_host=1
-        ),  # whole lines: ranks share one output
+        command("sh", "-c", "echo $EMULATED_LINK", link=str(out), ranks_per_host=1),
         cwd=ROOT,
         capture_output=True,
         text=True,
