@@ -24,15 +24,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bench import launch, link, profiled, record
+from bench import launch, link, profiled, record, workload
 from bench.arguments import parsed, share, whole
-from bench.contestants import Running, Workload
 from bench.errors import cli
 from bench.files import write_text
-from bench.mixture import Shares
 from bench.pairwise import pairwise_exchange
 from bench.ranks import Ranks
-from bench.throughput import TIMEOUT_S, add_workload_arguments, checked_workload, set_links
+from bench.running import Running
 from dmt import Topology
 
 PAPER = 0.275  # figure 1
@@ -63,11 +61,9 @@ def calibrate(args: argparse.Namespace, ranks: Ranks) -> int:
     start = link.bits_per_s()
     points: list[dict] = []
     if start is not None:
-        workload = Workload(args.features, args.rows, args.local_batch, args.seed)
         with pairwise_exchange():
-            running = Running(contestant, workload, topology, ranks, args.wire == "half", args.bucket_mib, Shares())
-            for _ in range(3):
-                running()
+            running = Running(contestant, args, topology, ranks)
+            running.warm_up()
             points += [_measure(running, round(start * factor), args, ranks) for factor in AROUND]
             while len(points) < len(AROUND) + args.tries and not _near(points[-1], args.share):
                 rate = next_rate([(point["bits_per_s"], point["share"]) for point in points], args.share)
@@ -92,7 +88,7 @@ def exposed_share(parts: dict) -> float:
 
 
 def _measure(running: Running, rate: int, args: argparse.Namespace, ranks: Ranks) -> dict:
-    set_links(rate, ranks)
+    link.set_rate(rate)
     parts = profiled.breakdown(running, args.warmup, args.iterations, None, [], ranks)
     point = {"bits_per_s": rate, "share": exposed_share(parts), "breakdown": parts}
     if ranks.first:
@@ -138,7 +134,7 @@ def check(args: argparse.Namespace, ranks: int, ranks_per_host: int | None = Non
         UserError: what cannot be.
     """
     topology = launch.shape(args, ranks, args.ranks_per_host or ranks_per_host or ranks)
-    return topology, checked_workload(args, topology, [args.contestant])
+    return topology, workload.checked(args, topology, [args.contestant])
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -151,13 +147,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--share", type=share, default=PAPER, help="wanted (default %(default)s, the paper's)")
     parser.add_argument("--tries", type=whole(1), default=4, help="of the answer (default %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", required=True, help="where the rate goes")
-    add_workload_arguments(parser)
+    workload.add_arguments(parser)
     parser.set_defaults(ranks=None)
     return parsed(parser, argv)
 
 
 def main() -> int | None:
-    return launch.run("bench.calibrate", parse(), check, calibrate, TIMEOUT_S)
+    return launch.run("bench.calibrate", parse(), check, calibrate, profiled.TIMEOUT_S)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ import os
 import time
 from pathlib import Path
 
+import torch.distributed as dist
+
 from bench.cluster import DEVICE, GIVEN, WANTED
 from bench.together import barrier, of_all
 
@@ -42,11 +44,18 @@ def agrees(sent: float, payload: float, calls: int) -> bool:
 
 
 def set_rate(rate: int) -> None:
-    """Give all links of the cluster this rate, in bits a second, each way. One rank calls this, between two barriers.
+    """Give all links of the cluster this rate, in bits a second, each way. All ranks call it.
 
     Raises:
         TimeoutError: bench.cluster does not do it.
     """
+    barrier()
+    if dist.get_rank() == 0:
+        _ask_for(rate)
+    barrier()
+
+
+def _ask_for(rate: int) -> None:
     partial = WANTED.with_suffix(".partial")
     partial.write_text(str(rate))
     partial.replace(WANTED)

@@ -24,6 +24,9 @@ class Shares:
     dense: float = 1.0
 
 
+OWN = Shares()
+
+
 class _CutShort(dist.Work):
     """Puts what came into the beginning of each part of `output`, which is 0 beyond it."""
 

@@ -12,9 +12,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from bench import breakdown as parts
-from bench.contestants import Running
 from bench.ranks import Ranks
+from bench.running import Running
 from bench.together import barrier, of_all
+
+TIMEOUT_S = 300  # for which ranks that are profiled wait for each other: reading a trace takes long
 
 
 def breakdown(

@@ -3,8 +3,8 @@
     python -m bench.throughput --ranks 4 --ranks-per-host 2 --contestants dcn sptt_dcn dmt_dcn      # starts the ranks
     python -m bench.cluster --hosts 4 --ranks-per-host 2 --link 200mbit -- python -m bench.throughput
 
-Contestants (bench.contestants says how each is written and made) train on random data with a fixed local batch, with
-one tower a host, all in one job, in turn: A B C A B C. Each turn is --iterations long; its first --warmup are not
+Contestants (bench.contestants: how they are written, bench.running: how they train) see random data with a fixed local
+batch; towers are hosts. All run in one job, in turn: A B C A B C. Each turn is --iterations long; its first --warmup are not
 counted. gloo's AlltoAll is pairwise (bench.pairwise) for all. One line each:
 
     samples/s   of all ranks together, by the slowest rank: median of the turns, smallest and largest
@@ -25,160 +25,38 @@ import json
 import resource
 import statistics
 import sys
-import time
 from pathlib import Path
 
-import torch
+import numpy as np
 import torch.distributed as dist
 from torchrec.distributed.planner.types import PlannerError
 
-from baselines import ModelSpec
-from bench import contestants, launch, link, profiled, record
-from bench import traffic_formulas as formulas
-from bench.arguments import parsed, positive, whole
-from bench.contestants import Contestant, Running, Workload
+from bench import launch, link, profiled, record, workload
+from bench.arguments import parsed, whole
+from bench.contestants import Contestant
 from bench.errors import UserError, cli
 from bench.files import write_text
-from bench.mixture import Shares
+from bench.mixture import OWN, Shares
 from bench.pairwise import pairwise_exchange
 from bench.ranks import Ranks
-from bench.together import barrier, of_all
-from bench.traffic import Sent, Traffic
+from bench.running import Running
+from bench.together import of_all
+from bench.traffic import Sent
+from bench.turns import Turns, Void
 from dmt import Topology
 
 DEFAULT = ("dlrm", "dlrm_small_over", "sptt_dlrm", "dmt_dlrm", "dcn", "sptt_dcn", "dmt_dcn")
-TIMEOUT_S = 300  # for which ranks wait for each other: the first one reads traces alone
-
-
-class Void(Exception):
-    """Bytes that are not those of the formulas."""
-
-
-class Turns:
-    """What a contestant has shown so far.
-
-    samples_per_s, ms: one a turn, and one an iteration (of the slowest rank); open_ms: of an iteration over open links.
-    """
-
-    def __init__(self, running: Running, ranks: Ranks) -> None:
-        self.running, self.ranks = running, ranks
-        self.samples_per_s: list[float] = []
-        self.ms: list[float] = []
-        self.open_ms: list[float] = []
-        self.breakdown: dict | None = None
-        everyone = [running.parts(rank) for rank in range(ranks.size)]
-        self.predicted = [formulas.total(parts) for parts in everyone]
-        self.parts = _mean_parts(everyone)
-        self.counted: list[Sent] = []
-        self.link_bytes: list[list[float]] = []  # a turn: what each host's link sent in an iteration
-
-    def count(self) -> None:
-        """Bytes that each rank hands over, in one iteration.
-
-        Raises:
-            Void: not what the formulas say.
-        """
-        for _ in range(3):  # until DistributedDataParallel has settled its buckets and the pipeline is full
-            self.running()
-        with Traffic(self.ranks_per_host) as counter:
-            self.running()
-        self.counted = of_all(counter.sent())
-        for where in ("inside", "across"):
-            counted, predicted = (sum(getattr(s, where) for s in sent) for sent in (self.counted, self.predicted))
-            if abs(counted - predicted) > link.HEADERS * predicted:
-                raise Void(
-                    f"the ranks sent {counted:,} bytes {where} hosts in an iteration, the formulas say {predicted:,}"
-                )
-
-    def take(self, warmup: int, iterations: int, open_links: bool = False) -> None:
-        """One turn.
-
-        Raises:
-            Void: the links carried something else than the formulas say.
-        """
-        count = iterations - warmup
-        for _ in range(warmup):
-            self.running()
-        before = link.sent_by_hosts(self.ranks_per_host)
-        barrier()
-        clock = Clock(self.ranks.device)
-        for _ in range(count):
-            self.running()
-            clock.tick()
-        of_ranks = of_all(clock.ms())
-        sent = link.sent_by_hosts(self.ranks_per_host)
-        ms = [max(same) for same in zip(*of_ranks, strict=True)]
-        if open_links:
-            self.open_ms += ms
-        else:
-            samples = self.ranks.size * self.running.workload.local_batch * count
-            self.samples_per_s.append(samples / max(sum(of_rank) for of_rank in of_ranks) * 1e3)
-            self.ms += ms
-        if sent is not None:
-            self.link_bytes.append([(after - start) / count for after, start in zip(sent, before, strict=True)])
-            self._check_links(count)
-
-    def _check_links(self, count: int) -> None:
-        for host, (sent, predicted) in enumerate(zip(self.link_bytes[-1], self.across_by_host(), strict=True)):
-            if not link.agrees(sent, predicted, count):
-                raise Void(
-                    f"the link of host {host} carried {sent:,.0f} bytes an iteration, the formulas say {predicted:,}"
-                )
-
-    def across_by_host(self) -> list[int]:
-        """Bytes that each host must send to others in one iteration."""
-        local = self.ranks_per_host
-        hosts = range(self.running.topology.hosts)
-        return [sum(sent.across for sent in self.predicted[host * local : (host + 1) * local]) for host in hosts]
-
-    @property
-    def ranks_per_host(self) -> int:
-        return self.running.topology.ranks_per_host
-
-
-class Clock:
-    """Milliseconds of each iteration: from the start to the first tick, from tick to tick."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._marks = device, []
-        self.tick()
-
-    def tick(self) -> None:
-        """An iteration is over; on a GPU, in the order of its work, without waiting for it."""
-        if self._device.type == "cuda":
-            self._marks.append(torch.cuda.Event(enable_timing=True))
-            self._marks[-1].record()
-        else:
-            self._marks.append(time.perf_counter())
-
-    def ms(self) -> list[float]:
-        pairs = list(zip(self._marks, self._marks[1:], strict=False))
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-            return [start.elapsed_time(end) for start, end in pairs]
-        return [(end - start) * 1e3 for start, end in pairs]
-
-
-def _mean_parts(everyone: list[formulas.Parts]) -> dict[str, dict[str, float]]:
-    """By part, what a rank sends in an iteration: mean over ranks."""
-    return {
-        part: {
-            where: statistics.mean(getattr(parts[part], where) for parts in everyone) for where in ("inside", "across")
-        }
-        for part in everyone[0]
-    }
 
 
 def compare(args: argparse.Namespace, ranks: Ranks) -> int:
     """Build all contestants, run them in turn, write their records; rank 0 reports. The exit code."""
     topology, chosen = check(args, ranks.size, ranks.ranks_per_host)
     started = datetime.datetime.now(datetime.UTC)
-    workload = Workload(args.features, args.rows, args.local_batch, args.seed)
     with pairwise_exchange():
         shown: dict[Contestant, Turns | str] = {}
         for contestant in chosen:
             shares = _shares(contestant, shown)
-            shown[contestant] = _begin(contestant, workload, topology, args, ranks, shares)
+            shown[contestant] = _begin(contestant, topology, args, ranks, shares)
         _take_turns(args, shown, ranks)
     memory = of_all(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
     records = [_record(args, topology, contestant, turns, memory, started) for contestant, turns in shown.items()]
@@ -194,7 +72,7 @@ def compare(args: argparse.Namespace, ranks: Ranks) -> int:
 def _shares(contestant: Contestant, shown: dict[Contestant, Turns | str]) -> Shares | None:
     """How much of its own bytes it sends; None where a contestant that it has bytes of could not be built."""
     if not contestant.is_mixture:
-        return Shares()
+        return OWN
     built = {other.name: turns for other, turns in shown.items() if isinstance(turns, Turns)}
     own, embeddings, dense = (
         built.get(name) for name in (contestant.operations, contestant.embeddings, contestant.dense)
@@ -211,7 +89,6 @@ def _shares(contestant: Contestant, shown: dict[Contestant, Turns | str]) -> Sha
 
 def _begin(
     contestant: Contestant,
-    workload: Workload,
     topology: Topology,
     args: argparse.Namespace,
     ranks: Ranks,
@@ -221,7 +98,7 @@ def _begin(
     if shares is None:
         return "a contestant whose bytes it should have could not be built"
     try:
-        running = Running(contestant, workload, topology, ranks, args.wire == "half", args.bucket_mib, shares)
+        running = Running(contestant, args, topology, ranks, shares)
     except (ValueError, PlannerError) as error:
         return str(error).partition("\n")[0]
     turns = Turns(running, ranks)
@@ -253,9 +130,9 @@ def _take_turns(args: argparse.Namespace, shown: dict[Contestant, Turns | str], 
     if args.turns_only:
         return
     if emulated:
-        set_links(link.OPEN, ranks)
+        link.set_rate(link.OPEN)
         everyone("links open", lambda turns: turns.take(args.warmup, args.iterations, open_links=True))
-        set_links(emulated, ranks)
+        link.set_rate(emulated)
 
     def profile(turns: Turns) -> None:
         trace = args.traces and args.traces / turns.running.contestant.name.replace(":", "-")
@@ -264,14 +141,6 @@ def _take_turns(args: argparse.Namespace, shown: dict[Contestant, Turns | str], 
         )
 
     everyone("breakdown", profile)
-
-
-def set_links(rate: int, ranks: Ranks) -> None:
-    """Give the cluster's links another rate, in bits a second. All ranks call it."""
-    barrier()
-    if ranks.first:
-        link.set_rate(rate)
-    barrier()
 
 
 def _record(
@@ -376,11 +245,10 @@ def _line(one: dict) -> str:
     if one["status"] != "ok":
         return f"{name} {one['status']}: {one['reason']}"
     shown, parts = one["throughput"], one["breakdown"]
-    rates, ms = shown["samples_per_s"], sorted(shown["iteration_ms"])
+    rates, ms = shown["samples_per_s"], shown["iteration_ms"]
     open_ms = f"{statistics.median(shown['open_ms']):.1f}" if shown["open_ms"] else "-"
-    p90 = ms[min(len(ms) - 1, int(0.9 * len(ms)))]
     line = f"{name}{statistics.median(rates):10,.0f} ({min(rates):,.0f}..{max(rates):,.0f})".ljust(54)
-    line += f"{statistics.median(ms):8.1f}{p90:8.1f}{open_ms:>8}"
+    line += f"{statistics.median(ms):8.1f}{np.percentile(ms, 90):8.1f}{open_ms:>8}"
     if parts:
         line += f"{parts['compute']:9.1f}{parts['embedding']:8.1f}{parts['dense']:7.1f}{parts['others']:8.1f}"
         line += f"{parts['straggler_wait']:7.1f}"
@@ -397,7 +265,7 @@ def check(args: argparse.Namespace, ranks: int, ranks_per_host: int | None = Non
         UserError: what cannot be.
     """
     topology = launch.shape(args, ranks, args.ranks_per_host or ranks_per_host or ranks)
-    chosen = checked_workload(args, topology, args.contestants)
+    chosen = workload.checked(args, topology, args.contestants)
     before: list[str] = []
     for contestant in chosen:
         for other in (contestant.operations, contestant.embeddings, contestant.dense) if contestant.is_mixture else ():
@@ -407,35 +275,6 @@ def check(args: argparse.Namespace, ranks: int, ranks_per_host: int | None = Non
                 )
         before.append(contestant.name)
     return topology, chosen
-
-
-def checked_workload(args: argparse.Namespace, topology: Topology, names: list[str]) -> list[Contestant]:
-    """The contestants of these names, at the sizes of add_workload_arguments.
-
-    Raises:
-        UserError: what cannot be.
-    """
-    if args.iterations <= args.warmup:
-        raise UserError(
-            f"--iterations {args.iterations}: the first {args.warmup} warm up and are not counted (--warmup); give more"
-        )
-    if topology.ranks == 1:
-        raise UserError("one rank has nobody to exchange with: give more (--ranks)")
-    if args.features < topology.hosts:
-        raise UserError(f"--features {args.features}: {topology.hosts} hosts need a feature each, give as many")
-    sizes = ("embedding_dim", "bottom", "over", "small_over", "cross_layers", "cross_rank")
-    sizes += ("tower_cross_layers", "tower_cross_rank")
-    if args.embedding_dim % 4:
-        raise UserError(f"--embedding-dim {args.embedding_dim}: FBGEMM takes multiples of 4")
-    spec = ModelSpec("none", **{name: getattr(args, name) for name in sizes})
-    try:
-        chosen = [contestants.parse(text, spec, topology.hosts) for text in names]
-    except ValueError as error:
-        raise UserError(f"--contestants: {error}") from None
-    twice = [contestant.name for contestant in chosen if chosen.count(contestant) > 1]
-    if twice:
-        raise UserError(f"--contestants: {twice[0]} is there twice")
-    return chosen
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -455,33 +294,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--trace-ranks", type=whole(0), nargs="+", default=[0], help="whose (default: 0)")
     parser.add_argument("--study", help="name in the records (default: that of the folder of --json)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the records (bench/record.schema.json)")
-    add_workload_arguments(parser)
+    workload.add_arguments(parser)
     return parsed(parser, argv)
 
 
-def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
-    """What contestants train on, and how long a turn is."""
-    count = whole(1)
-    parser.add_argument("--features", type=count, default=26, help="F, a table each (default %(default)s)")
-    parser.add_argument("--rows", type=count, default=10_000, help="rows of a table (default %(default)s)")
-    parser.add_argument("--local-batch", type=count, default=2048, help="samples a rank (default %(default)s)")
-    parser.add_argument(
-        "--wire", choices=("half", "single"), default="half", help="embeddings' numbers on the wire: 16 or 32 bits"
-    )
-    parser.add_argument(
-        "--bucket-mib",
-        type=positive,
-        default=25,
-        help="of dense gradients, sent while the next are computed (default %(default)s, DistributedDataParallel's)",
-    )
-    parser.add_argument("--iterations", type=count, default=6, help="of a turn, with its warm-up (default %(default)s)")
-    parser.add_argument("--warmup", type=whole(0), default=1, help="iterations not counted (default %(default)s)")
-    parser.add_argument("--seed", type=whole(0), default=0, help="of weights and data (default %(default)s)")
-    ModelSpec.add_size_arguments(parser.add_argument_group("sizes of the models"))
-
-
 def main() -> int | None:
-    return launch.run("bench.throughput", parse(), check, compare, TIMEOUT_S)
+    return launch.run("bench.throughput", parse(), check, compare, profiled.TIMEOUT_S)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ FIGURES = {  # file: (title, how to read it)
     ),
     "fig5": (
         "Figure 5: collectives",
-        "Left, links are slower at larger shapes by time dilation; the middle panel is free of that. Peers are the "
-        "ranks at one place of each host.",
+        "Left, in the formulas of nccl-tests; middle, what hosts send to each other of what their links carry in that "
+        "time. Peers are the ranks at one place of each host.",
     ),
     "fig10": (
         "Figure 10: DMT over the strong flat baseline",

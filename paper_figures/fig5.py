@@ -1,8 +1,8 @@
 """Figure 5: bus bandwidth of AlltoAll and AllReduce against scale; emulated at the left and middle, the paper's right.
 
 Writes fig5.pdf and fig5.png from collectives.csv (bench/gather.py). Left: MB/s in the formulas of nccl-tests, largest
-size. Middle: what hosts send to each other / what their links carry in that time. Links are slower at larger shapes
-(time dilation, bench.calibrate), and bandwidth with them: the middle panel is free of that. One host uses no link.
+size. Middle: what hosts send to each other / what their links carry in that time, whatever their rate is at each shape.
+One host uses no link.
 """
 
 import argparse
@@ -28,15 +28,7 @@ def read(path: Path) -> pd.DataFrame:
     Raises:
         InputError: no such file, or columns missing.
     """
-    try:
-        table = pd.read_csv(path)
-    except (OSError, ValueError) as error:
-        raise records.InputError(f"cannot read {path}: {error}; `python -m bench.gather` writes it") from None
-    missing = [name for name in NEEDED if name not in table]
-    if missing:
-        raise records.InputError(
-            f"{path} has no column {', '.join(missing)}: write it again with `python -m bench.gather`"
-        )
+    table = records.read_table(path, NEEDED)
     return table.sort_values(["ranks", "hosts", "size"]).drop_duplicates(["kind", "ranks", "hosts"], keep="last")
 
 

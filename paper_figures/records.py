@@ -20,18 +20,28 @@ def read(path: Path) -> pd.DataFrame:
     Raises:
         InputError: no such file, columns missing, no accuracy runs, or several studies in one file.
     """
-    try:
-        table = pd.read_csv(path)
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {path}: {error}; `python -m bench.gather` writes it") from None
-    missing = [name for name in NEEDED if name not in table]
-    if missing:
-        raise InputError(f"{path} has no column {', '.join(missing)}: write it again with `python -m bench.gather`")
+    table = read_table(path, NEEDED)
     runs = accuracy(table)
     if runs.empty:
         raise InputError(f"{path} holds no accuracy runs: train some first")
     if runs["study"].nunique() > 1:
         raise InputError(f"{path} mixes the studies {', '.join(sorted(runs['study'].unique()))}: gather each by itself")
+    return table
+
+
+def read_table(path: Path, needed: tuple[str, ...]) -> pd.DataFrame:
+    """A table that bench/gather.py wrote.
+
+    Raises:
+        InputError: no such file, or columns missing.
+    """
+    try:
+        table = pd.read_csv(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {path}: {error}; `python -m bench.gather` writes it") from None
+    missing = [name for name in needed if name not in table]
+    if missing:
+        raise InputError(f"{path} has no column {', '.join(missing)}: write it again with `python -m bench.gather`")
     return table
 
 

@@ -194,17 +194,17 @@ def collectives(shape: str, rate: int = 100_000_000) -> dict:
     }
 
 
-def calibration(shape: str, rate: int = 100_000_000) -> dict:
+def calibration(shape: str, rate: int = RATE) -> dict:
     """What bench.calibrate writes."""
     hosts, ranks_per_host = map(int, shape.split("x"))
     topology = {"ranks": hosts * ranks_per_host, "ranks_per_host": ranks_per_host, "hosts_per_tower": 1}
-    points = [{"bits_per_s": rate, "share": 0.28}]
+    points = [{"bits_per_s": rate / 2, "share": 0.4}, {"bits_per_s": rate, "share": 0.2811}]
     return {
         "bits_per_s": rate,
         "topology": topology,
         "contestant": "dcn",
         "wanted": 0.275,
-        "share": 0.28,
+        "share": 0.2811,
         "points": points,
         "command": "python -m bench.calibrate",
         "versions": {},

@@ -44,14 +44,7 @@ ALL_MIXTURES = {
     "dmt_dcn+embeddings=sptt_dcn": (150, 150, 150),
     "dmt_dcn+dense=sptt_dcn": (130, 130, 130),
 }
-LINK = {
-    "bits_per_s": made_up.RATE,
-    "topology": {"ranks": 4, "ranks_per_host": 2, "hosts_per_tower": 1},
-    "contestant": "dcn",
-    "wanted": 0.275,
-    "share": 0.2811,
-    "points": [{"share": 0.4}, {"share": 0.2811}],
-}
+LINK = made_up.calibration("2x2")
 
 
 def study(contestants: dict, more: list[dict] = ()) -> pd.DataFrame:

@@ -13,7 +13,7 @@ from ranks import on_ranks
 from test_cluster import command, needs_namespaces
 
 from baselines import ModelSpec
-from bench import contestants, record, throughput
+from bench import record, running, throughput
 from bench import traffic_formulas as formulas
 from bench.contestants import parse
 from bench.errors import UserError
@@ -94,7 +94,7 @@ def with_one_that_cannot_be_built(rank, folder):
     def refuse(*args, **options):
         raise ValueError("no towers of this size\nand more")
 
-    with mock.patch.object(contestants, "TowerEmbeddingSharder", refuse):
+    with mock.patch.object(running, "TowerEmbeddingSharder", refuse):
         return compared(rank, folder, ["dcn", "sptt_dcn", "dmt_dcn", MIXED], ["--turns-only"])
 
 

@@ -97,8 +97,8 @@ def check_models(config: dict, file: Path, data: dict) -> None:
     except UserError as error:
         stop(str(error))
     emulated = config.get("emulated", {"contestants": {}})
-    compared = [name for shape in emulated["contestants"] for name in contestants_files(emulated, shape)]
-    for model in [*config["models"], *(name.removeprefix("baselines.") for name in compared)]:
+    compared = [model for shape in emulated["contestants"] for model in compared_models(emulated, shape)]
+    for model in [*config["models"], *compared]:
         if model not in there:
             stop(f"{file} names the model {model}, and there is no baselines/{model}.py: choose of {', '.join(there)}")
     if compared and emulated["main"] not in emulated["contestants"]:
@@ -156,10 +156,9 @@ def collectives_flags(emulated: dict, shape: str) -> str:
     return flags(_ranks_per_host(shape) | emulated["collectives"])
 
 
-def contestants_files(emulated: dict, shape: str) -> list[str]:
-    """Modules of the models behind the contestants of a shape: "dmt_dcn-D4:towers" is of baselines.dmt_dcn."""
-    models = {re.match("[a-z0-9_]*", contestant)[0] for contestant in emulated["contestants"][shape]}
-    return [f"baselines.{model}" for model in sorted(models)]
+def compared_models(emulated: dict, shape: str) -> list[str]:
+    """Models behind the contestants of a shape: "dmt_dcn-D4:towers" is of dmt_dcn."""
+    return sorted({re.match("[a-z0-9_]*", contestant)[0] for contestant in emulated["contestants"][shape]})
 
 
 def flags(options: dict) -> str:

@@ -16,6 +16,7 @@ wildcard_constraints:
     model=r"[a-z0-9_]+",
     towers=r"\d+",
     seed=r"\d+",
+    shape=r"\d+x\d+",
     place=r"(from_reference/)?[A-Za-z0-9_-]+",
 
 

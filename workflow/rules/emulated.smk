@@ -4,13 +4,9 @@ SHAPES = list(EMULATED["contestants"]) if EMULATED else []
 EVERY_CORE = 1024  # Snakemake clips it to --cores
 
 
-wildcard_constraints:
-    shape=r"\d+x\d+",
-
-
 rule calibrate:
     input:
-        sources=lambda wildcards: sources("bench.cluster_hosts", "bench.calibrate", "baselines.dcn"),
+        sources=sources("bench.cluster_hosts", "bench.calibrate", "baselines.dcn"),
     output:
         f"{RESULTS}/emulated/link.json",
     log:
@@ -34,7 +30,9 @@ rule throughput:
     input:
         link=rules.calibrate.output,
         sources=lambda wildcards: sources(
-            "bench.cluster_hosts", "bench.throughput", *study.contestants_files(EMULATED, wildcards.shape)
+            "bench.cluster_hosts",
+            "bench.throughput",
+            *(f"baselines.{model}" for model in study.compared_models(EMULATED, wildcards.shape)),
         ),
     output:
         f"{RESULTS}/emulated/throughput-{{shape}}.json",
