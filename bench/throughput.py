@@ -4,8 +4,8 @@
     python -m bench.cluster --hosts 4 --ranks-per-host 2 --link 200mbit -- python -m bench.throughput
 
 Contestants (bench.contestants: how they are written, bench.running: how they train) see random data with a fixed local
-batch; towers are hosts. All run in one job, in turn: A B C A B C. Each turn is --iterations long; its first --warmup are not
-counted. gloo's AlltoAll is pairwise (bench.pairwise) for all. One line each:
+batch; towers are hosts. All run in one job, in turn: A B C A B C. Each turn is --iterations long; its first --warmup
+are not counted. gloo's AlltoAll is pairwise (bench.pairwise) for all. One line each:
 
     samples/s   of all ranks together, by the slowest rank: median of the turns, smallest and largest
     ms          of an iteration: median, 90th percentile; `open`: with links opened wide, what operations alone take
