@@ -1,4 +1,4 @@
-"""The hosts of an emulated cluster and the ranks on them; bench.cluster runs this as root of new namespaces.
+"""The hosts of an emulated cluster; bench.cluster runs this as root of new namespaces.
 
 A switch (a bridge) joins the hosts. Each is a network namespace with ONE link for all its ranks, shaped by a token
 bucket at both ends: with a link a rank, gloo's pairs would load the links unevenly. TCP is reno, whose losses at the
@@ -7,25 +7,18 @@ process.
 """
 
 import json
-import os
 import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from bench.arguments import cores
 from bench.cluster import DEVICE, GIVEN, LOOPBACK, WANTED
+from bench.cluster_ranks import address, start, wait
 from bench.errors import UserError, cli
 from bench.files import write_text
 
 BUCKET = ["burst", "256kb", "limit", "8mb"]
-PORT = 29500
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # of a rank; Snakemake gives both the threads of the whole job
-GRACE_S = 5.0  # for the other ranks to end by themselves and say why, once one has failed
 
 
 def build(hosts: int, rate: int) -> None:
@@ -70,11 +63,6 @@ def obey(hosts: int) -> None:
         GIVEN.write_text(rate)
 
 
-def address(host: int) -> str:
-    """Of the host's link."""
-    return f"10.77.0.{host + 1}"
-
-
 def counters(hosts: int) -> list[dict[str, int]]:
     """Bytes that each host's link has sent and received, headers included."""
     found = []
@@ -84,53 +72,11 @@ def counters(hosts: int) -> list[dict[str, int]]:
     return found
 
 
-def start(command: list[str], hosts: int, ranks_per_host: int, rate: int | None) -> list[subprocess.Popen]:
-    """The command on every rank; rate None: on this machine's own loopback."""
-    size = hosts * ranks_per_host
-    threads = dict.fromkeys(THREADS, str(max(1, cores() // size)))
-    common = {"WORLD_SIZE": str(size)} | threads
-    if rate is None:
-        local = {"LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-        common |= local | {"GLOO_SOCKET_IFNAME": "lo"}
-    else:
-        local = {"LOCAL_WORLD_SIZE": str(ranks_per_host), "MASTER_ADDR": address(0), "MASTER_PORT": str(PORT)}
-        common |= local | {"GLOO_SOCKET_IFNAME": DEVICE, "EMULATED_LINK": str(rate)}
-    processes = []
-    for rank in range(size):
-        host, local_rank = divmod(rank, ranks_per_host)
-        place = [] if rate is None else ["ip", "netns", "exec", f"host{host}"]
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank if rate is None else local_rank)}
-        processes.append(subprocess.Popen([*place, *command], env=os.environ | common | own))
-    return processes
-
-
-def wait(processes: list[subprocess.Popen], meanwhile: Callable[[], None]) -> int:
-    """Until all have ended; the exit code of the first that failed, 0 where none did. One failure ends them all."""
-    code, deadline = 0, None
-    while (running := [process for process in processes if process.poll() is None]) or code == 0:
-        failed = [process.returncode for process in processes if process.returncode]
-        if failed and not code:
-            code, deadline = failed[0], time.monotonic() + GRACE_S
-        if not running:
-            break
-        if deadline is not None and time.monotonic() > deadline:
-            for process in running:
-                process.kill()
-        meanwhile()
-        time.sleep(0.02)
-    return code if code >= 0 else 128 - code
-
-
 def _run(command: str) -> str:
     done = subprocess.run(command.split(), capture_output=True, text=True)
     if done.returncode:
         raise UserError(f"cannot emulate hosts: `{command}` says {done.stderr.strip() or done.returncode}")
     return done.stdout
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def _terminated(number: int, frame) -> NoReturn:

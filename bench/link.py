@@ -2,8 +2,8 @@
 
 import os
 import time
-from pathlib import Path
 
+import psutil
 import torch.distributed as dist
 
 from bench.cluster import DEVICE, GIVEN, WANTED
@@ -21,8 +21,8 @@ def bits_per_s() -> int | None:
 
 def sent_and_received() -> tuple[int, int]:
     """Bytes that the host's link has sent and received, headers included: of all its ranks together."""
-    counters = Path("/sys/class/net", DEVICE, "statistics")
-    return int((counters / "tx_bytes").read_text()), int((counters / "rx_bytes").read_text())
+    counters = psutil.net_io_counters(pernic=True)[DEVICE]
+    return counters.bytes_sent, counters.bytes_recv
 
 
 def dilation() -> float:
