@@ -102,12 +102,14 @@ def test_a_link_is_no_faster_than_its_rate():
 
 
 @needs_namespaces
+@pytest.mark.parametrize("how", ["executed", "forked"])
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_run_that_is_killed_leaves_nothing(signal_number):
+def test_a_run_that_is_killed_leaves_nothing(signal_number, how):
     mark = f"mark-{uuid.uuid4()}"
     script = f"import os, time; os.write(1, b'up\\n'); time.sleep(600)  # {mark}"
+    words = ["-c", script] if how == "executed" else ["-m", "tests.cluster_sleep"]
     process = subprocess.Popen(
-        command(sys.executable, "-c", script, mark), cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True, text=True
+        command(sys.executable, *words, mark), cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True, text=True
     )
     for _ in range(4):
         assert process.stdout.readline() == "up\n"
@@ -140,6 +142,31 @@ def test_two_clusters_at_once_do_not_meet():
 def test_the_first_rank_that_fails_ends_all():
     code, _, _ = run("sh", "-c", "test $RANK != 2 || exit 7; sleep 600")
     assert code == 7
+
+
+@needs_namespaces
+def test_a_module_is_loaded_once_and_its_ranks_are_as_if_executed():
+    """Each its own process with its own rank, arguments and namespace, of one that has loaded the module."""
+    words = ("-m", "tests.cluster_forked", "one", "two")
+    code, stdout, stderr = run(sys.executable, *words, link="100mbit")
+    assert code == 0, stderr
+    ranks = [json.loads(line) for line in stdout.splitlines()]
+    assert sorted(rank["rank"] for rank in ranks) == [0, 1, 2, 3]
+    assert len({rank["process"] for rank in ranks}) == 4 and len({rank["parent"] for rank in ranks}) == 1
+    assert {rank["address"] for rank in ranks if rank["rank"] < 2} == {"10.77.0.1"}
+    assert {rank["address"] for rank in ranks if rank["rank"] >= 2} == {"10.77.0.2"}
+    for rank in ranks:
+        assert rank["arguments"] == ["one", "two"] and rank["name"] == "__main__"
+        assert rank["threads"] == str(max(1, cores() // 4)) and rank["master"] == "10.77.0.1"
+
+
+@needs_namespaces
+def test_what_cannot_be_run_is_one_sentence():
+    code, _, stderr = run(sys.executable, "-m", "bench.nothing")
+    assert (code, stderr) == (2, "error: python -m bench.nothing: No module named 'bench.nothing'\n")
+    code, _, stderr = run("/no/such/program", hosts=1, ranks_per_host=1)
+    assert code == 1 and "error: /no/such/program cannot be run: No such file or directory\n" in stderr
+    assert "Traceback" not in stderr
 
 
 @needs_namespaces
