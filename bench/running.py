@@ -214,7 +214,7 @@ class Running:
 
     def warm_up(self) -> None:
         """Iterate until DistributedDataParallel has settled its buckets and the pipeline is full."""
-        for _ in range(3):
+        for _ in range(2):
             self()
 
     def drain(self) -> None:
