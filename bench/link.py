@@ -9,7 +9,8 @@ import torch.distributed as dist
 from bench.cluster import DEVICE, GIVEN, WANTED
 from bench.together import barrier, of_all
 
-HEADERS, TALK = 0.03, 65_536  # what a link may carry beyond the payload: a share, and bytes of the ranks' other talk
+HEADER = 14 + 20 + 32  # bytes of a packet's Ethernet, IP and TCP headers, the latter with time stamps
+OFF, TALK = 0.03, 65_536  # by how much a link's payload may be off: a share, and bytes of the ranks' other talk
 OPEN = 10**11  # bits a second: more than any machine moves over loopback
 
 
@@ -19,10 +20,10 @@ def bits_per_s() -> int | None:
     return int(rate) if rate else None
 
 
-def sent_and_received() -> tuple[int, int]:
-    """Bytes that the host's link has sent and received, headers included: of all its ranks together."""
+def sent() -> int:
+    """Bytes that the host's link has sent for all its ranks together, without the headers of its packets."""
     counters = psutil.net_io_counters(pernic=True)[DEVICE]
-    return counters.bytes_sent, counters.bytes_recv
+    return counters.bytes_sent - counters.packets_sent * HEADER
 
 
 def dilation() -> float:
@@ -31,16 +32,16 @@ def dilation() -> float:
 
 
 def sent_by_hosts(ranks_per_host: int) -> list[int] | None:
-    """Bytes that each host's link has sent, headers included; None where the links are not ours. All ranks call it."""
+    """Bytes that each host's link has sent, without headers; None where the links are not ours. All ranks call it."""
     if bits_per_s() is None:
         return None
     barrier()
-    return of_all(sent_and_received()[0])[::ranks_per_host]
+    return of_all(sent())[::ranks_per_host]
 
 
 def agrees(sent: float, payload: float, calls: int) -> bool:
     """Whether a link that sent so many bytes in each of so many calls carried this payload a call and nothing else."""
-    return payload * (1 - HEADERS) <= sent <= payload * (1 + HEADERS) + TALK / calls
+    return payload * (1 - OFF) <= sent <= payload * (1 + OFF) + TALK / calls
 
 
 def set_rate(rate: int) -> None:

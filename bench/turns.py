@@ -47,7 +47,7 @@ class Turns:
         self.counted = of_all(counter.sent())
         for where in ("inside", "across"):
             counted, predicted = (sum(getattr(s, where) for s in sent) for sent in (self.counted, self.predicted))
-            if abs(counted - predicted) > link.HEADERS * predicted:
+            if abs(counted - predicted) > link.OFF * predicted:
                 raise Void(
                     f"the ranks sent {counted:,} bytes {where} hosts in an iteration, the formulas say {predicted:,}"
                 )

@@ -115,7 +115,7 @@ def with_a_link_that_carries_too_much(rank, arguments):
     carried = iter(range(0, 10**12, 10**9))
     with (
         mock.patch.object(link, "bits_per_s", lambda: 10**9),
-        mock.patch.object(link, "sent_and_received", lambda: (next(carried), 0)),
+        mock.patch.object(link, "sent", lambda: next(carried)),
     ):
         return compared(rank, arguments)
 
