@@ -15,7 +15,7 @@ emulated:
   workload: {{local_batch: 64, features: 8, rows: 10, bucket_mib: 0.4, iterations: 3, warmup: 1}}
   sizes: {{embedding_dim: 4, bottom: [16, 8], over: [8], small_over: [8], cross_layers: 1, cross_rank: 4,
     tower_cross_layers: 1, tower_cross_rank: 2}}
-  repeats: 2
+  repeats: {{2x2: 3, 4x2: 2}}
   contestants:
     2x2: [dcn, dmt_dcn, dlrm, sptt_dlrm, dmt_dlrm-D2]
     4x2: [dcn, "dcn:table_row_wise", sptt_dcn, dmt_dcn, "{MIXTURE}", dlrm, sptt_dlrm, dmt_dlrm-D2]
@@ -82,11 +82,11 @@ def test_what_measures_time_runs_alone(finished):
 def test_each_step_gets_its_flags(finished):
     calibrate = log(finished, "calibrate")
     assert "--hosts 4 --ranks-per-host 2 --link 150mbit --or-loopback -- python -m bench.calibrate" in calibrate
-    for shape, others in (("2x2", True), ("4x2", False)):
+    for shape, others, repeats in (("2x2", True, 3), ("4x2", False, 2)):
         said = log(finished, f"throughput-{shape}")
         assert f"--hosts {shape[0]} --ranks-per-host 2 --link results/tiny/emulated/link.json" in said
         assert "--study tiny --ranks-per-host 2 --local-batch 64 --features 8 --rows 10 --bucket-mib 0.4" in said
-        assert "--embedding-dim 4 --bottom 16,8" in said and "--repeats 2" in said
+        assert "--embedding-dim 4 --bottom 16,8" in said and f"--repeats {repeats}" in said
         assert ("--turns-only" in said) == others  # where time goes is shown at the main shape
         collectives = log(finished, f"collectives-{shape}")
         assert "--link 150mbit" in collectives and "--sizes 1MiB --warmup 1 --iterations 2" in collectives
@@ -130,6 +130,7 @@ def test_a_change_reruns_what_depends_on_it(finished, file, reruns):
     ("old", "new", "sentence"),
     [
         ("main: 4x2", "main: 8x2", "has no contestants for 8x2, the main shape: list some under emulated.contestants"),
+        ("2x2: 3, ", "", "does not say how many turns the contestants of 2x2 take: add it to emulated.repeats"),
         ("main: 4x2", "main: four", "does not fit at emulated.main"),
         ("[dcn, dmt_dcn,", "[dcn, dmt_dcm,", "names the model dmt_dcm, and there is no baselines/dmt_dcm.py"),
         ("link: 150mbit", "link: fast", "does not fit at emulated.link"),

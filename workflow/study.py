@@ -103,6 +103,9 @@ def check_models(config: dict, file: Path, data: dict) -> None:
             stop(f"{file} names the model {model}, and there is no baselines/{model}.py: choose of {', '.join(there)}")
     if compared and emulated["main"] not in emulated["contestants"]:
         stop(f"{file} has no contestants for {emulated['main']}, the main shape: list some under emulated.contestants")
+    for shape in emulated["contestants"]:
+        if shape not in emulated["repeats"]:
+            stop(f"{file} does not say how many turns the contestants of {shape} take: add it to emulated.repeats")
     for model, options in config["models"].items():
         towers = max((options or {}).get("towers", [1]))
         if towers > columns:
@@ -147,7 +150,7 @@ def calibration_flags(emulated: dict) -> str:
 
 def throughput_flags(emulated: dict, shape: str) -> str:
     """Where time goes is looked at in the main shape."""
-    more = {"repeats": emulated["repeats"], "turns_only": shape != emulated["main"]}
+    more = {"repeats": emulated["repeats"][shape], "turns_only": shape != emulated["main"]}
     names = " ".join(map(shlex.quote, emulated["contestants"][shape]))
     return f"{flags(_ranks_per_host(shape) | emulated['workload'] | emulated['sizes'] | more)} --contestants {names}"
 
