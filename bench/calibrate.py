@@ -63,7 +63,8 @@ def calibrate(args: argparse.Namespace, ranks: Ranks) -> int:
     if start is not None:
         with pairwise_exchange():
             running = Running(contestant, args, topology, ranks)
-            running.warm_up()
+            for _ in range(2):  # DistributedDataParallel settles its buckets in the first
+                running()
             points += [_measure(running, round(start * factor), args, ranks) for factor in AROUND]
             while len(points) < len(AROUND) + args.tries and not _near(points[-1], args.share):
                 rate = next_rate([(point["bits_per_s"], point["share"]) for point in points], args.share)

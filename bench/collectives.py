@@ -15,8 +15,8 @@ One line a collective and size, gloo's pairwise (bench.pairwise) or NCCL's:
     algbw, busbw    MB/s, in the formulas of nccl-tests: size / time, and that times (n - 1) / n for an AlltoAll of n
                 ranks, 2 (n - 1) / n for an AllReduce: what a link would carry if there were no faster one
     of link     bytes that a host sends to others / (time x rate of its link); only where bench.cluster made the links
-    link/formula    bytes that a host's link sent / bytes that its ranks must send to others, of the host where they
-                differ most; a link may carry 3 % more, and 64 kB, for headers and the ranks' other talk
+    link/formula    bytes that a host's link sent, without its packets' headers / bytes that its ranks must send to
+                others, of the host where they differ most; they may differ by 3 %, and 64 kB for the ranks' other talk
     wrong       numbers that arrived wrong
 
 Exits with 1 where a number or a link's bytes are wrong. Sizes below 1 MiB are fast because a link's bucket (256 kB) is

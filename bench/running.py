@@ -212,11 +212,6 @@ class Running:
         """One iteration: forward, backward, update. The loss before the update."""
         return self._progress(self._batches)
 
-    def warm_up(self) -> None:
-        """Iterate until DistributedDataParallel has settled its buckets and the pipeline is full."""
-        for _ in range(2):
-            self()
-
     def drain(self) -> None:
         """Train the batches that the pipeline holds: nothing is in flight then. The next iteration fills it again."""
         none: Iterator[Batch] = iter(())

@@ -41,7 +41,7 @@ class Turns:
         Raises:
             Void: not what the formulas say.
         """
-        self.running.warm_up()
+        self.running()  # fills the pipeline
         with Traffic(self.ranks_per_host) as counter:
             self.running()
         self.counted = of_all(counter.sent())

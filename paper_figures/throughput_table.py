@@ -15,12 +15,13 @@ COLLECTION = "-tower_collection"
 READING = """\
 Emulated. Samples/s of all ranks: median of the turns (lowest to highest). ms of an iteration: median and 90th
 percentile. Speedup over the flat baseline of the family, turn by turn. MB across: what a host sends to others in an
-iteration, by the formulas. Link/formula: bytes that a host's link carried / those of the formulas, of the host where
-they differ most; 3 % and 64 kB may be headers and other talk. Predicted/measured: (ms of an iteration over open links
-+ bytes of the host that sends most / the link's rate) / ms measured: below 1 where sending costs more than its bytes,
-above 1 where it hides behind computing. Memory: the largest of any rank, of all contestants of the job together.
-Dilation: by how much more of the machine's cores a rank had where the links' rate was found. A contestant with bytes of
-another sends as much as that one, and computes what is its own.
+iteration, by the formulas. Link/formula: bytes that a host's link carried, without its packets' headers / those of the
+formulas, of the host where they differ most; a run where they differ by more than 3 %, and 64 kB of other talk, is
+void. Predicted/measured: (ms of an iteration over open links + bytes of the host that sends most / the link's rate) /
+ms measured: below 1 where sending costs more than its bytes, above 1 where it hides behind computing. Memory: the
+largest of any rank, of all contestants of the job together. Dilation: by how much more of the machine's cores a rank
+had where the links' rate was found. A contestant with bytes of another sends as much as that one, and computes what is
+its own.
 """
 HEADER = {
     "shape": "hosts x ranks",
