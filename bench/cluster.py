@@ -26,6 +26,7 @@ from pathlib import Path
 from bench.arguments import whole
 from bench.errors import UserError, cli
 from bench.files import check_place
+from bench.rank_environment import MEMORY
 
 PROGRAMS = {"unshare": "util-linux", "setpriv": "util-linux", "ip": "iproute2", "tc": "iproute2"}  # of which package
 DEVICE = "eth0"  # a host's link, inside its namespace
@@ -143,7 +144,7 @@ def main() -> int:
         print(f"{error}; going on over loopback, unshaped", file=sys.stderr)
         command = [*inside, LOOPBACK]
     root = str(Path(__file__).resolve().parent.parent)  # where `-m bench` is found, whatever folder this is called from
-    env = os.environ | {
+    env = MEMORY | os.environ | {
         "PATH": PATH,
         "EMULATED_DILATION": str(dilation),
         "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])]),

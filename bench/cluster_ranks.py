@@ -17,12 +17,11 @@ import time
 from collections.abc import Callable
 from multiprocessing.context import ForkProcess
 
-from bench.arguments import cores
 from bench.cluster import DEVICE
 from bench.errors import UserError
+from bench.rank_environment import threads
 
 PORT = 29500
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # of a rank; Snakemake gives both the threads of the whole job
 GRACE_S = 5.0  # for the other ranks to end by themselves and say why, once one has failed
 
 
@@ -34,7 +33,7 @@ def address(host: int) -> str:
 def start(command: list[str], hosts: int, ranks_per_host: int, rate: int | None) -> list[ForkProcess]:
     """The command on every rank; rate None: on this machine's own loopback."""
     size = hosts * ranks_per_host
-    os.environ.update(dict.fromkeys(THREADS, str(max(1, cores() // size))), WORLD_SIZE=str(size))
+    os.environ.update(threads(size), WORLD_SIZE=str(size))  # Snakemake sets those of the whole job
     if rate is None:
         local = {"LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
         os.environ.update(local, GLOO_SOCKET_IFNAME="lo")

@@ -8,9 +8,9 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-from bench.arguments import cores
 from bench.errors import UserError
 from bench.files import check_place
+from bench.rank_environment import MEMORY, threads
 from bench.ranks import Ranks, joined
 from dmt import Topology
 
@@ -51,6 +51,6 @@ def shape(args: argparse.Namespace, ranks: int, ranks_per_host: int) -> Topology
 def on_ranks(module: str, ranks: int) -> NoReturn:
     """`python -m module` with this process's arguments on so many ranks: torchrun takes the place of this process."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    threads = str(max(1, cores() // ranks))
+    environment = MEMORY | threads(ranks) | os.environ
     sys.stdout.flush()
-    os.execve(sys.executable, [*command, "-m", module, *sys.argv[1:]], {"OMP_NUM_THREADS": threads} | os.environ)
+    os.execve(sys.executable, [*command, "-m", module, *sys.argv[1:]], environment)

@@ -204,6 +204,27 @@ def test_ranks_share_the_cores_whatever_the_environment_says(monkeypatch):
     assert code == 0 and stdout.splitlines() == ["1 1"] * ranks
 
 
+BLOCKS = """
+import ctypes, resource
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+faults = []
+for _ in range(10):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block = libc.malloc(16 << 20)
+    ctypes.memset(block, 1, 16 << 20)
+    libc.free(block)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(faults[0], faults[-1])
+"""
+
+
+@needs_namespaces
+def test_ranks_keep_the_memory_that_they_freed():
+    first, last = run(sys.executable, "-c", BLOCKS, hosts=1, ranks_per_host=1)[1].splitlines()[0].split()
+    assert int(first) > 0 and int(last) * 10 < int(first)
+
+
 @needs_namespaces
 def test_a_record_says_that_its_link_is_emulated():
     code = "import datetime; from bench import record; " + (
