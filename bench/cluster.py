@@ -144,7 +144,9 @@ def main() -> int:
         print(f"{error}; going on over loopback, unshaped", file=sys.stderr)
         command = [*inside, LOOPBACK]
     root = str(Path(__file__).resolve().parent.parent)  # where `-m bench` is found, whatever folder this is called from
-    env = MEMORY | os.environ | {
+    env = {
+        **MEMORY,
+        **os.environ,
         "PATH": PATH,
         "EMULATED_DILATION": str(dilation),
         "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])]),
