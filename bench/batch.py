@@ -16,11 +16,11 @@ def tables(names: list[str], cardinalities: list[int], embedding_dim: int) -> li
 
 
 def one_id_a_bag(names: list[str], sparse_BF: torch.Tensor) -> KeyedJaggedTensor:
-    """(B, F) ids, one for each feature of each row, as a KeyedJaggedTensor with one key a feature."""
+    """(B, F) ids, one for each feature of each row, as a KeyedJaggedTensor of their type with one key a feature."""
     batch, features = sparse_BF.shape
     return KeyedJaggedTensor(
         keys=names,
-        values=sparse_BF.t().reshape(-1).long(),  # (F * B,)
+        values=sparse_BF.t().reshape(-1),  # (F * B,)
         lengths=torch.ones(features * batch, dtype=torch.int32),
         stride=batch,
     )

@@ -193,7 +193,9 @@ class Running:
         number_bytes = 2 if self.formats else formulas.FP32
         ids = [[workload.local_batch] * workload.features] * topology.ranks
         batches = [workload.local_batch] * topology.ranks
-        work = formulas.Workload(topology, batches, ids, shards, number_bytes=number_bytes)
+        work = formulas.Workload(
+            topology, batches, ids, shards, number_bytes=number_bytes, id_bytes=formulas.INT32, one_hot=True
+        )
         if not self.contestant.has_towers:
             exchange = formulas.flat if self.contestant.sharding == "planner" else formulas.table_row_wise
             return exchange(work, rank) | formulas.dense(work, rank, about.dense_bytes)
@@ -253,7 +255,7 @@ class Running:
         return sharder, self._plan(model, sharder, kind)
 
     def _towers(self, model: Trained) -> tuple[ModuleSharder, ShardingPlan]:
-        sharder = TowerEmbeddingSharder(self.topology, FUSED, inside=self.formats, peer=self.formats)
+        sharder = TowerEmbeddingSharder(self.topology, FUSED, inside=self.formats, peer=self.formats, one_hot=True)
         constraints = self._constraints(self._whole_or_cut())
         batch = self.workload.local_batch
         return sharder, sharding_plan(model, [sharder], self.device, batch_size=batch, constraints=constraints)

@@ -60,7 +60,7 @@ class TrainStep:
         bits, on its place there: a run that goes on from a checkpoint would differ from one that was never stopped.
         """
         if self._on_ranks:
-            ids = one_id_a_bag(names, torch.zeros(1, len(names))).to(self._device)
+            ids = one_id_a_bag(names, torch.zeros(1, len(names), dtype=torch.int32)).to(self._device)
             (self.model(torch.zeros(1, dense_features, device=self._device), ids).sum() * 0).backward()
             self.resume(0)  # it was no step
 

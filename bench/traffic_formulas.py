@@ -19,7 +19,8 @@ sample that leave slot s (= its columns, where towers pass through), e bytes a n
     backward        B[r] * D[to] * e        sum of B over peers of r * D[to] * e    B[r] * O[slot of `to`] * e
 
 With equal batches a flat exchange sends B * D[r] * (G - L) * e across hosts, and SPTT B * (T - 1) * (sum of D over the
-tower) * e: the same, summed over a tower's ranks. The indices travel as in a flat exchange.
+tower) * e: the same, summed over a tower's ranks. The indices travel as in a flat exchange, but for the lengths of
+bags that are said to have one id each (dmt.TowerEmbeddingSharder's one_hot).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -29,7 +30,8 @@ from bench.traffic import Sent, all_reduce_bytes, next_in_ring, sent
 from dmt import Topology
 
 Parts = dict[str, Sent]
-FP32 = INT32 = 4  # bytes: dense gradients, embeddings as they are; lengths of bags (ids are int64)
+FP32 = INT32 = 4  # bytes: dense gradients, embeddings as they are; lengths of bags
+INT64 = 8
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class Workload:
         shards: of all tables.
         weighted: whether ids carry weights (fp32).
         number_bytes: e, of an embedding's or gradient's number on the wire.
+        id_bytes: of an id.
+        one_hot: whether SPTT leaves out the lengths of bags, which all have one id.
     """
 
     topology: Topology
@@ -60,6 +64,8 @@ class Workload:
     shards: Sequence[Shard]
     weighted: bool = False
     number_bytes: int = FP32
+    id_bytes: int = INT64
+    one_hot: bool = False
 
     def features_on(self, rank: int) -> list[int]:
         """Features that a rank looks up, once for each shard that it holds."""
@@ -103,7 +109,7 @@ def sptt(work: Workload, rank: int, slot_outputs: Sequence[int] | None = None, m
         module_bytes: of the parameters of this rank's tower modules, in one bucket of DistributedDataParallel.
     """
     everyone = range(work.topology.ranks)
-    indices = _indices(work, rank, everyone, [rank], work.features_on)
+    indices = _indices(work, rank, everyone, [rank], work.features_on, lengths=not work.one_hot)
     return {**indices, **_two_steps(work, rank, slot_outputs), **_modules(work, rank, module_bytes)}
 
 
@@ -174,7 +180,12 @@ def _two_steps(work: Workload, rank: int, slot_outputs: Sequence[int] | None) ->
 
 
 def _indices(
-    work: Workload, rank: int, group: Sequence[int], of: Sequence[int], features: Callable[[int], list[int]]
+    work: Workload,
+    rank: int,
+    group: Sequence[int],
+    of: Sequence[int],
+    features: Callable[[int], list[int]],
+    lengths: bool = True,
 ) -> Parts:
     """TorchRec's KJTAllToAll over `group`: features(to) of the samples of the ranks `of` go to each rank `to`."""
     if len(group) == 1:
@@ -183,10 +194,12 @@ def _indices(
     def ids(to: int) -> int:
         return sum(work.ids[source][feature] for source in of for feature in features(to))
 
+    bag_bytes = INT32 if lengths else 0
+    splits = 2 + lengths + work.weighted  # of each tensor, and the batch
     return {
-        "splits": _all_to_all(work, rank, group, lambda to: 8 * (4 if work.weighted else 3)),
-        "lengths": _all_to_all(work, rank, group, lambda to: len(features(to)) * work.samples(of) * INT32),
-        "ids": _all_to_all(work, rank, group, lambda to: ids(to) * 8),
+        "splits": _all_to_all(work, rank, group, lambda to: INT64 * splits),
+        "lengths": _all_to_all(work, rank, group, lambda to: len(features(to)) * work.samples(of) * bag_bytes),
+        "ids": _all_to_all(work, rank, group, lambda to: ids(to) * work.id_bytes),
         "weights": _all_to_all(work, rank, group, lambda to: ids(to) * 4 if work.weighted else 0),
     }
 

@@ -21,7 +21,10 @@ BATCHES = 4  # of random data, that iterations take in turn
 
 @dataclass(frozen=True)
 class Workload:
-    """What every contestant is fed: F tables of `rows` rows, `local_batch` samples a rank, random ids, one a bag."""
+    """What every contestant is fed: F tables of `rows` rows, `local_batch` samples a rank, random ids, one a bag.
+
+    ids are int32: TorchRec sends them as they come, and int64 would be twice the bytes.
+    """
 
     features: int
     rows: int
@@ -38,7 +41,7 @@ class Workload:
         drawn = []
         for _ in range(BATCHES):
             dense = torch.rand(self.local_batch, dense_features, generator=random)
-            ids = torch.randint(self.rows, (self.local_batch, self.features), generator=random)
+            ids = torch.randint(self.rows, (self.local_batch, self.features), generator=random, dtype=torch.int32)
             label = torch.randint(2, (self.local_batch,), generator=random).float()
             drawn.append((dense.to(device), one_id_a_bag(self.names, ids).to(device), label.to(device)))
         while True:

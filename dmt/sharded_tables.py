@@ -15,6 +15,7 @@ from torchrec.distributed.embedding_sharding import (
 )
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.sharding.cw_sharding import CwPooledEmbeddingSharding
+from torchrec.distributed.sharding.tw_sharding import TwSparseFeaturesDist
 from torchrec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingSharding
 from torchrec.distributed.types import Awaitable, ShardingEnv, ShardingType
 from torchrec.modules.embedding_configs import PoolingType
@@ -32,11 +33,12 @@ class ShardedTables(ShardedEmbeddingBagCollection):
     Args:
         groups: of this rank.
         stagger: the number of slots to receive samples in peer order, 1 for rank order (TorchRec's KJTAllToAll).
+        one_hot: every bag has one id.
         args, kwargs: of the ShardedEmbeddingBagCollection.
     """
 
-    def __init__(self, groups: Groups, stagger: int, *args: Any, **kwargs: Any) -> None:
-        self._groups, self._stagger = groups, stagger
+    def __init__(self, groups: Groups, stagger: int, one_hot: bool, *args: Any, **kwargs: Any) -> None:
+        self._groups, self._stagger, self._one_hot = groups, stagger, one_hot
         super().__init__(*args, **kwargs)
         self._has_mean_pooling_callback = False  # means of tables in rows are made before step a
 
@@ -51,7 +53,7 @@ class ShardedTables(ShardedEmbeddingBagCollection):
     def create_embedding_bag_sharding(self, sharding_infos, env, device=None, *_: Any, **__: Any):
         if sharding_infos[0].param_sharding.sharding_type in BY_ROWS:
             return _TowerRows(self._stagger, self._groups, sharding_infos, env, device)
-        return _TowerColumns(self._stagger, sharding_infos, env, device)
+        return _TowerColumns(self._stagger, self._one_hot, sharding_infos, env, device)
 
     def lookup(self, features: list[KeyedJaggedTensor], samples: int) -> torch.Tensor:
         """(samples, W): the columns' part, then the rows' part."""
@@ -104,12 +106,13 @@ def _looked_up(sharding, rank: int) -> list[tuple[str, int, int]]:
 class _TowerColumns(CwPooledEmbeddingSharding):
     """Tables whole or in columns: TorchRec's, with samples received in the order that `stagger` asks for."""
 
-    def __init__(self, stagger: int, *args: Any) -> None:
-        self._stagger = stagger
+    def __init__(self, stagger: int, one_hot: bool, *args: Any) -> None:
+        self._stagger, self._one_hot = stagger, one_hot
         super().__init__(*args, permute_embeddings=True)
 
     def create_input_dist(self, device: torch.device | None = None) -> BaseSparseFeaturesDist:
-        return _staggered(super().create_input_dist(device), self._stagger)
+        kind = _OneHotFeaturesDist if self._one_hot else TwSparseFeaturesDist
+        return _staggered(kind(self._pg, self.features_per_rank()), self._stagger)
 
 
 class _TowerRows(TwRwPooledEmbeddingSharding):
@@ -142,6 +145,42 @@ def _staggered(features: BaseSparseFeaturesDist, stagger: int) -> BaseSparseFeat
     """TorchRec's feature distribution with its AlltoAll told how to order the ranks' samples."""
     features._dist._stagger = stagger
     return features
+
+
+class _OneHotFeaturesDist(TwSparseFeaturesDist):
+    """TorchRec's, for bags of one id: sends no lengths."""
+
+    def forward(self, sparse_features: KeyedJaggedTensor) -> Awaitable[Awaitable[KeyedJaggedTensor]]:
+        return super().forward(_OneHot(sparse_features))
+
+
+class _OneHot(KeyedJaggedTensor):
+    """Features whose bags have one id; TorchRec's AlltoAll asks its input what to send and how to put it together."""
+
+    def __init__(self, features: KeyedJaggedTensor) -> None:
+        keys, stride = features.keys(), features.stride()
+        super().__init__(
+            keys,
+            features.values(),
+            features.weights_or_none(),
+            lengths=features.lengths(),
+            stride=stride,
+            length_per_key=[stride] * len(keys),
+        )
+
+    def dist_labels(self) -> list[str]:
+        return super().dist_labels()[1:]
+
+    def dist_splits(self, key_splits: list[int]) -> list[list[int]]:
+        return super().dist_splits(key_splits)[1:]
+
+    def dist_tensors(self) -> list[torch.Tensor]:
+        return super().dist_tensors()[1:]
+
+    @staticmethod
+    def dist_init(keys: list[str], tensors: list[torch.Tensor], *args: Any, **kwargs: Any) -> KeyedJaggedTensor:
+        lengths = torch.ones_like(tensors[0], dtype=torch.int32)  # as many as ids
+        return KeyedJaggedTensor.dist_init(keys, [lengths, *tensors], *args, **kwargs)
 
 
 class _RowsFeaturesDist(BaseSparseFeaturesDist[KeyedJaggedTensor]):

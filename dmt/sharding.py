@@ -37,6 +37,8 @@ class TowerEmbeddingSharder(BaseEmbeddingSharder[TowerEmbedding]):
         inside, peer: number formats of the exchange inside a tower and of that between peers; None: as they are.
         permute: step c. "none": indices arrive in peer order, so that nothing is left to permute (the paper's process
             group in peer order); "indices": c before b; "embeddings": c after b, the paper's order.
+        one_hot: every bag has one id, as in Criteo's tables: lengths of bags are not sent then, but to tables in rows.
+            (Ids travel in the type in which they come, as in TorchRec: int32 takes half of int64's bytes.)
 
     Raises:
         ValueError: no such permute, or a number format with an output_dtype.
@@ -49,6 +51,7 @@ class TowerEmbeddingSharder(BaseEmbeddingSharder[TowerEmbedding]):
         inside: QCommsConfig | None = None,
         peer: QCommsConfig | None = None,
         permute: Permute = "none",
+        one_hot: bool = False,
     ) -> None:
         if permute not in ("none", "indices", "embeddings"):
             raise ValueError(f"permute is {permute!r}: it can be 'none', 'indices' or 'embeddings'")
@@ -56,7 +59,7 @@ class TowerEmbeddingSharder(BaseEmbeddingSharder[TowerEmbedding]):
             if config is not None and config.output_dtype is not None:
                 raise ValueError(f"output_dtype is {config.output_dtype}: towers compute in fp32, leave it out")
         super().__init__({"bounds_check_mode": BoundsCheckMode.FATAL} | (fused_params or {}))
-        self.topology, self.inside, self.peer, self.permute = topology, inside, peer, permute
+        self.topology, self.inside, self.peer, self.permute, self.one_hot = topology, inside, peer, permute, one_hot
         self._groups: Groups | None = None
 
     def shard(
@@ -149,13 +152,13 @@ class ShardedTowerEmbedding(
     ) -> None:
         super().__init__()
         topology, rank = sharder.topology, env.rank
-        self._permute = sharder.permute
+        self._permute, self._one_hot = sharder.permute, sharder.one_hot
         self._configs = module.embedding_bag_configs()
         self._is_weighted = module.embedding_bag_collection.is_weighted()
         stagger = topology.slots if sharder.permute == "none" else 1
         collection, fused_params = module.embedding_bag_collection, sharder.fused_params
         self.embedding_bag_collection = ShardedTables(
-            groups, stagger, collection, params, env, fused_params, device, module_fqn=module_fqn
+            groups, stagger, sharder.one_hot, collection, params, env, fused_params, device, module_fqn=module_fqn
         )
 
         slots = topology.slot_of_tower(len(module.partition))
@@ -197,7 +200,8 @@ class ShardedTowerEmbedding(
         """Step a, feature distribution: the global AlltoAll of indices. With permute "none" they arrive in peer order.
 
         Raises:
-            ValueError: an id that its table does not have, or a batch size that differs by feature.
+            ValueError: an id that its table does not have, a batch size that differs by feature, or a bag that does
+                not have one id where the sharder was told that all do.
         """
         if features.variable_stride_per_key():
             raise ValueError("features of one batch have different numbers of samples: towers need one number for all")
@@ -205,6 +209,8 @@ class ShardedTowerEmbedding(
             features = KeyedJaggedTensor(
                 features.keys(), features.values(), lengths=features.lengths(), stride=features.stride()
             )
+        if self._one_hot:
+            check_one_hot(features)
         if features.device().type == "cpu":  # elsewhere FBGEMM's own check does it, without waiting for the device
             check_ids(features, self._configs)
         return self.embedding_bag_collection.input_dist(ctx, features)
@@ -255,6 +261,22 @@ def check_ids(features: KeyedJaggedTensor, configs: list[EmbeddingBagConfig]) ->
                 f"id {int(of_feature[out][0])} of feature {feature} is not a row of table {table.name}, "
                 f"which has {table.num_embeddings}"
             )
+
+
+def check_one_hot(features: KeyedJaggedTensor) -> None:
+    """Raise ValueError where a bag does not have one id; names the feature and the ids of the bag.
+
+    On a GPU, which nobody waits for, such a bag is a device-side assertion.
+    """
+    is_one = features.lengths() == 1  # (F * B,)
+    if is_one.device.type != "cpu":
+        torch._assert_async(is_one.all(), "a bag does not have one id, and the sharder was told that all do (one_hot)")
+    elif not is_one.all():
+        bag = int((~is_one).nonzero()[0])
+        raise ValueError(
+            f"a bag of feature {features.keys()[bag // features.stride()]} has {int(features.lengths()[bag])} ids, and "
+            "the TowerEmbeddingSharder was told that all have one: leave out one_hot"
+        )
 
 
 class _Towers(nn.Module):

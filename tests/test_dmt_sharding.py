@@ -312,6 +312,24 @@ def test_a_batch_whose_size_differs_by_feature_is_refused():
         assert "features of one batch have different numbers of samples" in message
 
 
+def refused_bag(rank, ids):
+    """The message about a batch of one sample a feature whose fourth feature has so many ids."""
+    case = dataclasses.replace(MIXED, sharder={"one_hot": True})
+    model = shard(case, build(case))
+    lengths = torch.ones(6, dtype=torch.int32)
+    lengths[3] = ids
+    sparse = KeyedJaggedTensor([f"f{i}" for i in range(6)], torch.zeros(5 + ids, dtype=torch.int32), lengths=lengths)
+    with pytest.raises(ValueError) as error:
+        model(torch.zeros(1, 3), sparse)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("ids", [0, 2])
+def test_a_bag_of_another_number_of_ids_is_refused_where_the_sharder_expects_one(ids):
+    for message in on_ranks(4, refused_bag, ids):
+        assert message.startswith(f"a bag of feature f3 has {ids} ids, and the TowerEmbeddingSharder was told that all")
+
+
 # ---------------------------------------------------------------- a rank that does not come
 
 
@@ -441,8 +459,9 @@ def pipelined(rank, case):
     return events
 
 
-def test_torchrecs_pipeline_sends_the_next_batchs_indices_before_it_computes_this_one():
-    for events in on_ranks(4, pipelined, MIXED):
+@pytest.mark.parametrize("one_hot", [False, True])
+def test_torchrecs_pipeline_sends_the_next_batchs_indices_before_it_computes_this_one(one_hot):
+    for events in on_ranks(4, pipelined, dataclasses.replace(MIXED, sharder={"one_hot": one_hot})):
         assert events[:3] == ["input_dist", "input_dist", "compute"]
         assert events.count("input_dist") == events.count("compute") == 4
 

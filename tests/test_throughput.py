@@ -59,7 +59,8 @@ def test_each_kind_of_contestant_has_a_record_with_the_bytes_of_the_formulas(tmp
     # the operations of DMT, the bytes of SPTT, but for the rounding of a part
     assert across[MIXED] == pytest.approx(across["sptt_dcn"], rel=0.02) and across[MIXED] > 1.2 * across["dmt_dcn"]
     assert across["dmt_dcn-D4"] < across["dmt_dcn"] < across["sptt_dcn"]
-    assert across["dmt_dcn:tower_collection"] == pytest.approx(across["dmt_dcn"], rel=0.02)
+    lengths = 6 * 16 * 2 / 4 * 4  # of 6 features and 16 samples, to 2 of the 4 ranks, over all of them, 4 bytes each
+    assert across["dmt_dcn:tower_collection"] == pytest.approx(across["dmt_dcn"] + lengths, rel=0.01)
     assert by_name[MIXED]["throughput"]["parts_of"] == {
         "operations": "dmt_dcn",
         "embeddings": "sptt_dcn",
@@ -77,7 +78,7 @@ def with_a_wrong_formula(rank, folder):
 
     def wrong(work, of_rank):
         parts = flat(work, of_rank)
-        return parts | {part: parts[part].times(1.2) for part in parts}
+        return parts | {part: parts[part].times(1.5) for part in parts}
 
     with mock.patch.object(formulas, "flat", wrong):
         return compared(rank, folder, ["dcn", "sptt_dcn"], ["--turns-only"])

@@ -142,17 +142,17 @@ def drawn(seed, ranks, ranks_per_host, hosts_per_tower=1, one_batch=False):
     return topology, batches, partition, tables, places, bags
 
 
-def workload(topology, batches, partition, tables, places, bags, weighted):
+def workload(topology, batches, partition, tables, places, bags, weighted, **more):
     shards = [
         formulas.Shard(feature, table.embedding_dim // len(places[table.name]), rank)
         for feature, table in enumerate(tables)
         for rank in places[table.name]
     ]
     ids = [[sum(bag) for bag in of_rank] for of_rank in bags]
-    return formulas.Workload(topology, batches, ids, shards, weighted)
+    return formulas.Workload(topology, batches, ids, shards, weighted, **more)
 
 
-def counted(rank, way, weighted, case):
+def counted(rank, way, weighted, case, id_type=torch.int64):
     """What this rank sends in one iteration of the way, the first one (which sets up) left out."""
     topology, _, partition, tables, places, bags = case
     embeddings = EmbeddingBagCollection(tables=tables, is_weighted=weighted)
@@ -164,7 +164,7 @@ def counted(rank, way, weighted, case):
         sharder = EmbeddingTowerCollectionSharder()
         model = tower_collection(tables, partition, towers)
     else:
-        sharder = TowerEmbeddingSharder(topology)
+        sharder = TowerEmbeddingSharder(topology, one_hot=way == "sptt one-hot")
         model = TowerEmbedding(tables, partition, towers, is_weighted=weighted)
     per_table = {
         name: table_wise(rank=ranks[0], compute_kernel="fused")
@@ -183,7 +183,7 @@ def counted(rank, way, weighted, case):
             model, device=torch.device("cpu"), plan=ShardingPlan({"": plan}), sharders=[sharder]
         )
     lengths = torch.tensor([length for of_feature in bags[rank] for length in of_feature], dtype=torch.int32)
-    ids = torch.arange(int(lengths.sum())) % 9
+    ids = (torch.arange(int(lengths.sum())) % 9).to(id_type)
     for _ in range(2):
         features = KeyedJaggedTensor(
             [f"f{i}" for i in range(len(tables))],
@@ -229,3 +229,19 @@ def test_sptt_sends_what_the_formula_says(ranks, ranks_per_host, hosts_per_tower
         work = workload(topology, *case, weighted)
         expected = [formulas.total(formulas.sptt(work, rank)) for rank in range(ranks)]
         assert on_ranks(ranks, counted, "sptt", weighted, (topology, *case)) == expected
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_one_hot_bags_need_no_lengths_and_ids_travel_in_their_own_type(weighted):
+    topology, batches, *case, bags = drawn(0, 4, 2)
+    bags = [[[1] * len(of_feature) for of_feature in of_rank] for of_rank in bags]
+    case = (batches, *case, bags)
+    work = workload(topology, *case, weighted, id_bytes=formulas.INT32, one_hot=True)
+    assert formulas.sptt(work, 0)["lengths"] == formulas.total({})
+    expected = [formulas.total(formulas.sptt(work, rank)) for rank in range(4)]
+    assert on_ranks(4, counted, "sptt one-hot", weighted, (topology, *case), torch.int32) == expected
+    one_place = {name: places[:1] for name, places in case[3].items()}
+    case = (*case[:3], one_place, bags)
+    work = workload(topology, *case, weighted, id_bytes=formulas.INT32)
+    flat = [formulas.total(formulas.flat(work, rank)) for rank in range(4)]
+    assert on_ranks(4, counted, "flat", weighted, (topology, *case), torch.int32) == flat

@@ -72,6 +72,7 @@ def cases(draw):
         weighted,
         draw(st.sampled_from(["none", "indices", "embeddings"])),
         draw(st.integers(0, 2**31)),
+        {"one_hot": draw(st.booleans())},
     )
 
 
@@ -128,14 +129,17 @@ def optimizers(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def batch(case: Case, step: int) -> list[tuple[torch.Tensor, KeyedJaggedTensor, torch.Tensor]]:
-    """Dense inputs, ids and labels of each rank; bags of 0 to 3 ids."""
+    """Dense inputs, ids and labels of each rank; bags of 0 to 3 ids, of one int32 id where the sharder expects one."""
     generator = torch.Generator().manual_seed(case.seed + step)
     names = sorted({f for features in case.features for f in features})
     made = []
     for samples in case.batches[step]:
-        lengths = torch.randint(0, 4, (len(names) * samples,), generator=generator, dtype=torch.int32)
+        one_hot = case.sharder.get("one_hot", False)
+        least, most = (1, 1) if one_hot else (0, 3)
+        lengths = torch.randint(least, most + 1, (len(names) * samples,), generator=generator, dtype=torch.int32)
         total = int(lengths.sum())
-        values = torch.randint(0, ROWS, (total,), generator=generator)
+        id_type = torch.int32 if one_hot else torch.int64
+        values = torch.randint(0, ROWS, (total,), generator=generator, dtype=id_type)
         weights = torch.rand(total, generator=generator) if case.weighted else None
         sparse = KeyedJaggedTensor([f"f{f}" for f in names], values, weights, lengths, stride=samples)
         dense = torch.randn(samples, DENSE, generator=generator)
