@@ -7,6 +7,7 @@ process.
 """
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,6 +20,14 @@ from bench.errors import UserError, cli
 from bench.files import write_text
 
 BUCKET = ["burst", "256kb", "limit", "8mb"]
+TCP = {  # of every host
+    "net.ipv6.conf.all.disable_ipv6": "1",
+    "net.ipv4.tcp_congestion_control": "reno",
+    # Connections of one window each share a link evenly: with windows as large as they like, those that were first
+    # crowd out the others, and the last of them then have the link for themselves.
+    "net.ipv4.tcp_rmem": "4096 65536 65536",
+    "net.ipv4.tcp_wmem": "4096 131072 131072",
+}
 
 
 def build(hosts: int, rate: int) -> None:
@@ -37,7 +46,8 @@ def build(hosts: int, rate: int) -> None:
     for host in range(hosts):
         name, port = f"host{host}", f"port{host}"
         _run(f"ip netns add {name}")
-        _run(f"ip netns exec {name} sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv4.tcp_congestion_control=reno")
+        settings = " ".join(f"'{key}={value}'" for key, value in TCP.items())
+        _run(f"ip netns exec {name} sysctl -qw {settings}")
         _run(f"ip link add {port} type veth peer name {DEVICE} netns {name}")
         _run(f"ip link set {port} master switch up")
         _run(f"ip -n {name} addr add {address(host)}/16 dev {DEVICE}")
@@ -73,7 +83,7 @@ def counters(hosts: int) -> list[dict[str, int]]:
 
 
 def _run(command: str) -> str:
-    done = subprocess.run(command.split(), capture_output=True, text=True)
+    done = subprocess.run(shlex.split(command), capture_output=True, text=True)
     if done.returncode:
         raise UserError(f"cannot emulate hosts: `{command}` says {done.stderr.strip() or done.returncode}")
     return done.stdout
